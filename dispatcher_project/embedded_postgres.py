@@ -107,6 +107,12 @@ def is_accepting(data_dir: Path) -> bool:
     return _ask(_place(data_dir)) == ""
 
 
+def forget_libpq_environment() -> None:
+    """Take PGHOSTADDR, PGSERVICE, PGOPTIONS and the like out of this process: libpq would listen to them."""
+    for name in [name for name in os.environ if name.startswith("PG")]:
+        del os.environ[name]
+
+
 def ensure_running(data_dir: Path, *, options: Mapping[str, str] = {}) -> Holder:
     """Adopt the server of `data_dir` or make and start one; returns when it accepts connections to our database.
 
@@ -292,7 +298,8 @@ def _make_cluster(place: Place, binaries: Path, options: Mapping[str, str]) -> N
         shutil.rmtree(leftover, ignore_errors=True)
     new = place.home / f"postgres.new.{os.getpid()}"
     _make_private(new, place.user)
-    command = [binaries / "initdb", "-D", new, "--username=postgres", "--auth=trust", "--encoding=UTF8"]
+    command: list[str | Path] = [binaries / "initdb", "-D", new]
+    command += ["--username=postgres", "--auth=trust", "--encoding=UTF8"]
     command += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--no-locale", "--no-instructions"]
     if options.get("fsync") == "off":
         command.append("--no-sync")
