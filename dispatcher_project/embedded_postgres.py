@@ -102,9 +102,9 @@ def connection(data_dir: Path) -> dict[str, str]:
     return {"host": str(_place(data_dir).sockets), "port": str(PORT), "dbname": NAME, "user": NAME}
 
 
-def is_accepting(data_dir: Path) -> bool:
-    """Does the server of `data_dir` take connections right now?"""
-    return _ask(_place(data_dir)) == ""
+def is_running(data_dir: Path) -> bool:
+    """Does a server listen for `data_dir`, ready for connections or getting there?"""
+    return _ask(_place(data_dir)) is not None
 
 
 def forget_libpq_environment() -> None:
