@@ -36,6 +36,7 @@ from typing import Any
 
 NAME = "dispatcher"  # of the role and of the database
 PORT = 5432
+SOCKET = f".s.PGSQL.{PORT}"
 SOCKET_PATH_LIMIT_BYTES = 103  # 104 with the closing zero on macOS, 108 on Linux
 ROOT_HOME = Path("/var/lib/workflow-dispatcher")
 NOTE = "postgres-is-elsewhere"
@@ -138,7 +139,7 @@ def _place(data_dir: Path) -> Place:
     as_root = os.geteuid() == 0
     home = _home_for_root(data_dir) if as_root else data_dir
     sockets = home / "socket"
-    if len(os.fsencode(sockets / f".s.PGSQL.{PORT}")) > SOCKET_PATH_LIMIT_BYTES:
+    if len(os.fsencode(sockets / SOCKET)) > SOCKET_PATH_LIMIT_BYTES:
         # Not XDG_RUNTIME_DIR: a cron job or a su of the same user wouldn't have it and would look elsewhere.
         # Made 0700, its owner checked: see _make_private.
         sockets = Path("/tmp") / f"workflow-dispatcher-{os.geteuid()}-{_digest(home)}"  # noqa: S108
@@ -338,7 +339,7 @@ def _start(place: Place, options: Mapping[str, str]) -> None:
     _check_version(place, version)
     deadline = time.monotonic() + RETRY_SECONDS
     while True:
-        _clear_pid_file(place)
+        _clear_pid_files(place)
         start, log = _open_log(place)
         with log:
             # A session of its own: Ctrl-C at the terminal is for us, not for the database.
@@ -350,7 +351,7 @@ def _start(place: Place, options: Mapping[str, str]) -> None:
         if _wait_for(place, server):
             return
         failure = _failure(place, start, "PostgreSQL")
-        if not any(sign in failure for sign in TRANSIENT) or time.monotonic() > deadline:
+        if not any(sign in failure.lower() for sign in TRANSIENT) or time.monotonic() > deadline:
             raise EmbeddedPostgresError(failure)
         time.sleep(0.2)
 
@@ -391,14 +392,17 @@ def _settled(place: Place) -> str | None:
     return answer
 
 
-def _clear_pid_file(place: Place) -> None:
-    """Remove a stale one: PostgreSQL gives up when its pid is a zombie's or another program's of the same user."""
-    file = place.cluster / "postmaster.pid"
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        pid = int(file.read_text().partition("\n")[0])
-        if _is_server(pid, place):
-            _stop(pid)  # alive and without its socket: somebody cleaned up /tmp
-    file.unlink(missing_ok=True)
+def _clear_pid_files(place: Place) -> None:
+    """Remove stale ones: PostgreSQL gives up when the pid in one is a zombie's or another program's of the same user.
+
+    There are two, the cluster's and the socket's.
+    """
+    for file in (place.cluster / "postmaster.pid", place.sockets / f"{SOCKET}.lock"):
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            pid = int(file.read_text().partition("\n")[0])
+            if _is_server(pid, place):
+                _stop(pid)  # alive and without its socket: somebody cleaned up /tmp
+        file.unlink(missing_ok=True)
 
 
 def _is_server(pid: int, place: Place) -> bool:
@@ -495,7 +499,7 @@ def _answer(answers: Any) -> str:
 def _connected(place: Place, *, seconds: float) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as server:
         server.settimeout(seconds)
-        server.connect(str(place.sockets / f".s.PGSQL.{PORT}"))
+        server.connect(str(place.sockets / SOCKET))
         yield server
 
 
