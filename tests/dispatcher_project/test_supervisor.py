@@ -140,8 +140,7 @@ def port() -> int:
 def up(base: Path, port: int) -> Iterator[Up]:
     up = Up(base, port=port)
     yield up
-    if up.process.poll() is None:
-        up.end(signal.SIGKILL)
+    up.end(signal.SIGKILL)
 
 
 def gone(pid: int) -> bool:
