@@ -14,7 +14,7 @@ import pytest
 from dispatcher_project import bootstrap
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = ("__init__.py", "__main__.py", "bootstrap.py", "supervisor.py", "embedded_postgres.py")
+FILES = ("__init__.py", "__main__.py", "bootstrap.py", "supervisor.py")
 
 
 @pytest.fixture
@@ -24,6 +24,8 @@ def checkout(tmp_path: Path) -> Path:
     (checkout / "dispatcher_project").mkdir(parents=True)
     for name in FILES:
         shutil.copy(ROOT / "dispatcher_project" / name, checkout / "dispatcher_project")
+    package = "dispatcher_project/embedded_postgres"
+    shutil.copytree(ROOT / package, checkout / package)
     for name in ("requirements.lock", "requirements-dev.lock"):
         (checkout / name).write_text("# nothing\n")
     (checkout / "pyproject.toml").write_text(

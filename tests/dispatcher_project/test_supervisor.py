@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher_project import embedded_postgres, supervisor
+from dispatcher_project.embedded_postgres import place, server, wire
 
 ROOT = Path(__file__).resolve().parents[2]
 MANAGE = """
@@ -51,8 +52,9 @@ http.server.HTTPServer((sys.argv[3], int(sys.argv[5])), Ready).serve_forever()
 LAUNCH = """
 import sys
 from pathlib import Path
-from dispatcher_project import embedded_postgres, supervisor
-supervisor.ROOT, embedded_postgres.ROOT_HOME = Path(sys.argv[1]), Path(sys.argv[2])
+from dispatcher_project import supervisor
+from dispatcher_project.embedded_postgres import place
+supervisor.ROOT, place.ROOT_HOME = Path(sys.argv[1]), Path(sys.argv[2])
 supervisor.main(sys.argv[3:])
 """
 
@@ -122,9 +124,9 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     base.chmod(0o755)
     (base / "manage.py").write_text(MANAGE)
     monkeypatch.delenv("DATABASE_URL", raising=False)
-    monkeypatch.setattr(embedded_postgres, "ROOT_HOME", base / "lib")
+    monkeypatch.setattr(place, "ROOT_HOME", base / "lib")
     yield base
-    embedded_postgres._stop(embedded_postgres._listener(embedded_postgres._place(base / "data")))
+    server._stop(wire.listener(place.locate(base / "data")))
     shutil.rmtree(base)
 
 
@@ -197,13 +199,13 @@ def test_child_that_dies_is_restarted_and_said_so(up: Up) -> None:
 
 def test_database_that_dies_is_started_again(up: Up) -> None:
     up.wait_until_ready()
-    place = embedded_postgres._place(up.data)
-    pid = embedded_postgres._listener(place)
+    here = place.locate(up.data)
+    pid = wire.listener(here)
     assert pid
     os.kill(pid, signal.SIGKILL)
     up.wait_for("The database doesn't answer; starting it again.")
     deadline = time.monotonic() + 20
-    while embedded_postgres._ask(place) != "":
+    while wire.ask(here) != "":
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert up.end() == 0
