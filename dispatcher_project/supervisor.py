@@ -172,7 +172,6 @@ class Supervisor:
             os.write(self.wake_in, b"!")
 
     def run(self) -> None:
-        self.options.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = take_lock(self.options.data, self.url)
         try:
             check_port(self.options.host, self.options.port)
@@ -375,7 +374,11 @@ class Supervisor:
 
 def take_lock(data: Path, url: str) -> int:
     """The one `up` of a data directory; raises StartError naming where the other one is."""
-    lock = os.open(data / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(data / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise StartError(f"The data directory {data} can't be used: {error.strerror}.") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -61,7 +61,7 @@ def _digest(path: Path) -> str:
 
 def _home_for_root(data_dir: Path) -> Path:
     """As the note says; without one a new home, so that an emptied data directory is an empty database again."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         home = Path((data_dir / NOTE).read_text().partition("\n")[0])
         if home.parent == ROOT_HOME and home.name not in ("", ".."):
             return home

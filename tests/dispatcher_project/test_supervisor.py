@@ -261,6 +261,13 @@ def test_used_port_is_named_before_anything_starts(base: Path, port: int) -> Non
     assert not (up.data / "prepare.pid").exists()
 
 
+def test_data_directory_that_cannot_be_used_is_named(base: Path, port: int) -> None:
+    (base / "data").touch()
+    up = Up(base, port=port)
+    assert up.end(0, seconds=10) == 1
+    assert up.lines == [f"The data directory {base / 'data'} can't be used: File exists."]
+
+
 def test_failing_preparation_ends_it(base: Path, port: int) -> None:
     (base / "data").mkdir()
     (base / "data" / "prepare.orders").write_text("fail")
