@@ -1,0 +1,158 @@
+"""The commands: each makes its call, shows the answer and says how it went as an exit code."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from workflows.client import calls, config, views
+from workflows.client.errors import BadAnswer, OutcomeUnknown, TemporaryError, UsageError
+from workflows.client.exits import DONE, FAILED, LOST, TEMPORARY
+from workflows.client.http import ApiClient, Reply
+from workflows.client.output import Screen
+from workflows.client.payloads import input_payload, output_summary
+from workflows.client.states import has_ended
+from workflows.client.waiting import wait_for_end
+
+
+def poll(args: Namespace, client: ApiClient, screen: Screen) -> int:
+    agent = _agent(args)
+    reply = client.send(calls.pending(limit=args.limit, agent_id=agent))
+    runs = [run for run in _object(reply).get("runs") or [] if isinstance(run, dict)]
+    now = views.server_time(reply.date)
+    screen.show(reply, views.pending(runs, now=now, columns=screen.columns, agent=agent))
+    return DONE
+
+
+def claim(args: Namespace, client: ApiClient, screen: Screen) -> int:
+    session = _session(args)
+    reply = client.send(calls.claim(args.run_id, session_id=session, agent_id=_agent(args)))
+    screen.show(reply, views.claimed(_object(reply), session=session, columns=screen.columns))
+    return DONE
+
+
+def start(args: Namespace, client: ApiClient, screen: Screen) -> int:
+    return _move(calls.start(args.run_id, session_id=_session(args), lease_no=args.lease_no), client, screen)
+
+
+def heartbeat(args: Namespace, client: ApiClient, screen: Screen) -> int:
+    call = calls.heartbeat(
+        args.run_id,
+        session_id=_session(args),
+        lease_no=args.lease_no,
+        percent=args.percent,
+        message=args.message,
+    )
+    reply = client.send(call)
+    run = _object(reply)
+    screen.show(reply, views.heartbeat(run))
+    return LOST if run.get("directive") == "stop" else DONE
+
+
+def complete(args: Namespace, client: ApiClient, screen: Screen) -> int:
+    session = _session(args)
+    output = None if args.output is None else output_summary(args.output)
+    call = calls.complete(args.run_id, session_id=session, lease_no=args.lease_no, output_summary=output)
+    return _move(call, client, screen)
+
+
+def fail(args: Namespace, client: ApiClient, screen: Screen) -> int:
+    call = calls.fail(
+        args.run_id,
+        session_id=_session(args),
+        lease_no=args.lease_no,
+        error=args.error,
+        retryable=args.retryable,
+        retry_after_seconds=args.retry_after,
+    )
+    return _move(call, client, screen)
+
+
+def release(args: Namespace, client: ApiClient, screen: Screen) -> int:
+    call = calls.release(args.run_id, session_id=_session(args), lease_no=args.lease_no, reason=args.reason)
+    return _move(call, client, screen)
+
+
+def show(args: Namespace, client: ApiClient, screen: Screen) -> int:
+    reply = client.send(calls.show(args.run_id))
+    now = views.server_time(reply.date)
+    screen.show(reply, views.detail(_object(reply), now=now, columns=screen.columns))
+    return DONE
+
+
+def stats(args: Namespace, client: ApiClient, screen: Screen) -> int:
+    reply = client.send(calls.stats())
+    now = views.server_time(reply.date)
+    screen.show(reply, views.stats(_object(reply), now=now, columns=screen.columns))
+    return DONE
+
+
+def submit(args: Namespace, client: ApiClient, screen: Screen) -> int:
+    reply = _submit(args, client)
+    run = _object(reply)
+    if args.wait is None:
+        screen.show(reply, views.submitted(run, columns=screen.columns))
+        return DONE
+    if not screen.as_json:
+        screen.show(reply, views.submitted(run, columns=screen.columns))
+    with screen.progress(f"Waiting, {views.words(run.get('status'))}") as progress:
+        reply = wait_for_end(
+            client, reply, seconds=args.wait, on_news=lambda run: progress(f"Waiting, {views.words(run['status'])}")
+        )
+    run = _object(reply)
+    now = views.server_time(reply.date)
+    screen.show(reply, views.detail(run, now=now, columns=screen.columns))
+    if not has_ended(run):
+        screen.warn(f"The time to wait is over. Look later with: dispatcher-agent show {run.get('id')}")
+        return TEMPORARY
+    return DONE if run.get("status") == "completed" else FAILED
+
+
+def _submit(args: Namespace, client: ApiClient) -> Reply:
+    import uuid
+
+    key = args.idempotency_key if args.idempotency_key is not None else str(uuid.uuid4())
+    call = calls.submit(
+        args.workflow_type,
+        idempotency_key=key,
+        input_payload=None if args.input is None else input_payload(args.input),
+        priority=args.priority,
+        owner_agent_id=args.owner,
+    )
+    try:
+        return client.send(call)
+    except TemporaryError as error:
+        error.facts["idempotency_key"] = key
+        raise
+
+
+def _move(call: calls.Call, client: ApiClient, screen: Screen) -> int:
+    reply = client.send(call)
+    screen.show(reply, views.moved(_object(reply), columns=screen.columns))
+    return DONE
+
+
+def advice(error: Exception) -> str | None:
+    """What to do after a call whose outcome nobody knows."""
+    if not isinstance(error, OutcomeUnknown):
+        return None
+    key = error.facts.get("idempotency_key")
+    again = f"Repeating the command is safe with --idempotency-key {key}" if key else "Repeating this command is safe"
+    return f"Whether the call took effect is unknown. {again}."
+
+
+def _session(args: Namespace) -> str:
+    session = args.session or config.from_environment(config.SESSION_VARIABLE)
+    if not session:
+        raise UsageError(f"Whose lease is it? Give --session, or set {config.SESSION_VARIABLE}")
+    return session
+
+
+def _agent(args: Namespace) -> str | None:
+    return args.agent or config.from_environment(config.AGENT_VARIABLE)
+
+
+def _object(reply: Reply) -> dict[str, Any]:
+    if isinstance(reply.data, dict):
+        return reply.data
+    raise BadAnswer(f"The server answered {reply.status} with JSON that is no object")

@@ -1,0 +1,39 @@
+"""Waiting for a run to end, by asking now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic, sleep
+from typing import Any
+
+from workflows.client import calls
+from workflows.client.errors import TemporaryError
+from workflows.client.http import ApiClient, Reply
+from workflows.client.states import has_ended
+
+FIRST_PAUSE_SECONDS = 0.5
+PAUSE_FACTOR = 1.3
+LONGEST_PAUSE_SECONDS = 5.0
+
+
+def wait_for_end(
+    client: ApiClient, reply: Reply, *, seconds: float, on_news: Callable[[dict[str, Any]], None]
+) -> Reply:
+    """The last reply heard of the run in `reply`: a final state, or the one it had when the time ran out.
+
+    A server that is away for a while is waited for too.
+    """
+    ends = monotonic() + seconds
+    pause = FIRST_PAUSE_SECONDS
+    while not has_ended(reply.data):
+        left = ends - monotonic()
+        if left <= 0:
+            break
+        sleep(min(pause, left))
+        pause = min(pause * PAUSE_FACTOR, LONGEST_PAUSE_SECONDS)
+        try:
+            reply = client.send(calls.show(str(reply.data["id"])))
+        except TemporaryError:
+            continue
+        on_news(reply.data)
+    return reply
