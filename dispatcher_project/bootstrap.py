@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -45,8 +46,6 @@ HINTS = {
 
 
 def main(arguments: list[str]) -> NoReturn:
-    if os.name != "posix":
-        sys.exit("Workflow Dispatcher runs on Linux and macOS. On Windows use WSL.")
     command, rest = (arguments or ["help"])[0], arguments[1:]
     try:
         if command == "up":
@@ -104,8 +103,6 @@ def prepare(kind: str) -> None:
 
 @contextlib.contextmanager
 def locked() -> Iterator[None]:
-    import fcntl  # not there on Windows, which is told so above
-
     directory = os.open(ROOT, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:

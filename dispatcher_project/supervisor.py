@@ -35,6 +35,7 @@ GRACE_SECONDS = 5.0
 READY_SECONDS = 60.0
 DATABASE_CHECK_SECONDS = 5.0
 COLOURS = {"web": 36, "dispatcher": 32, "monitor": 35, "demo": 33}
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - and where we reach ourselves then
 PR_SET_PDEATHSIG = 1
 
 
@@ -163,8 +164,9 @@ class Supervisor:
         self.embedded = not os.environ.get("DATABASE_URL")
         self.children: list[Child] = []
         self.colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(options.host, options.host)  # noqa: S104
-        self.url = f"http://[{host}]:{options.port}" if ":" in host else f"http://{host}:{options.port}"
+        host = WILDCARDS.get(options.host, options.host)
+        self.host = f"[{host}]" if ":" in host else host
+        self.url = f"http://{self.host}:{options.port}"
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stops += 1
@@ -207,6 +209,8 @@ class Supervisor:
     def environment(self) -> dict[str, str]:
         environment = {**os.environ, "DISPATCHER_DATA_DIR": str(self.options.data), "PYTHONUNBUFFERED": "1"}
         environment.setdefault("DASHBOARD_API_BASE", self.url)
+        if self.options.host not in WILDCARDS:
+            environment.setdefault("ALLOWED_HOSTS", f"127.0.0.1,localhost,[::1],{self.host}")
         if self.options.anonymous_loopback:
             environment["API_ANONYMOUS_LOOPBACK"] = "1"
         return environment
@@ -364,7 +368,7 @@ class Supervisor:
             "Next, in another terminal:\n"
             f"  . {data}/tokens.env{f'; export{base}' if base else ''}\n"
             f'  {agent} submit code-change --input \'{{"title": "Hello"}}\'\n'
-            f"  {agent} poll\n"
+            f"  {agent} poll   # then claim, heartbeat, complete: {agent.name} --help\n"
             "Ctrl-C stops everything and keeps the data."
         )
 

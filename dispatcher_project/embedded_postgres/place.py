@@ -18,6 +18,7 @@ PORT = 5432
 SOCKET = f".s.PGSQL.{PORT}"
 SOCKET_PATH_LIMIT_BYTES = 103  # 104 with the closing zero on macOS, 108 on Linux
 ROOT_HOME = Path("/var/lib/workflow-dispatcher")
+RUN_AS = ("postgres", "nobody")  # the first that exists, when we are root
 NOTE = "postgres-is-elsewhere"
 
 
@@ -75,7 +76,7 @@ def _unprivileged_user(home: Path) -> pwd.struct_passwd:
     with contextlib.suppress(FileNotFoundError, KeyError):
         if owner := (home / "postgres").stat().st_uid:
             return pwd.getpwuid(owner)
-    for name in ("postgres", "nobody"):
+    for name in RUN_AS:
         with contextlib.suppress(KeyError):
             return pwd.getpwnam(name)
     raise EmbeddedPostgresError(

@@ -332,6 +332,17 @@ class TestAsRoot:
             assert (home / "postgres").stat().st_uid != 0
             assert Path(f"/proc/{postmaster(data_dir)}").stat().st_uid != 0
 
+    def test_nobody_runs_it_where_there_is_no_user_postgres(
+        self, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(place, "RUN_AS", ("no-such-user", "nobody"))
+        with running(data_dir):
+            assert cluster(data_dir).owner() == "nobody"
+        monkeypatch.undo()  # a user postgres that appears later doesn't take it over
+        monkeypatch.setattr(place, "ROOT_HOME", data_dir.parent / "lib")
+        with running(data_dir):
+            assert cluster(data_dir).owner() == "nobody"
+
     def test_emptied_data_directory_is_an_empty_database(self, data_dir: Path) -> None:
         with running(data_dir):
             query(data_dir, "CREATE TABLE kept ()")
