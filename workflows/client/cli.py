@@ -87,15 +87,15 @@ def _run(arguments: list[str], screen: Screen) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    common = _common_options()
     parser = Parser(
         prog="dispatcher-agent",
         description="Takes runs from the Workflow Dispatcher, keeps them alive and ends them.",
         epilog=EPILOG,
-        parents=[common],
+        parents=[_common_options()],
     )
     parser.add_argument("--version", action="version", version=f"dispatcher-agent {__version__}")
     parser.set_defaults(run=None, json=False, api=None, token_file=None, timeout=TIMEOUT_SECONDS)
+    common = _common_options()  # again: set_defaults has changed those above
     group = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
 
     def command(name: str, run: Callable[..., int], help_text: str, *aliases: str) -> argparse.ArgumentParser:
@@ -109,9 +109,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _common_options() -> argparse.ArgumentParser:
+def _common_options() -> Parser:
     """Accepted before and after the command; suppressed, so that the one place doesn't undo the other."""
-    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    common = Parser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument("--api", metavar="URL", help="the server's address")
     common.add_argument("--token-file", metavar="FILE", help="holds the token, instead of the environment")
     common.add_argument("--timeout", metavar="SECONDS", type=_seconds, help="for each try of a call (10)")
@@ -168,7 +168,7 @@ def _add_submit(command: Command) -> None:
         "--wait",
         metavar="SECONDS",
         nargs="?",
-        type=_seconds,
+        type=_wait_seconds,
         const=DEFAULT_WAIT_SECONDS,
         help="until it ended (an hour at most): exit 0 when it completed, 1 when it ended otherwise, 75 else",
     )
@@ -179,6 +179,13 @@ def _seconds(text: str) -> float:
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} isn't above 0")
     return value
+
+
+def _wait_seconds(text: str) -> float:
+    try:
+        return _seconds(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; write the type first, or --wait=SECONDS") from None
 
 
 def _number(text: str) -> float:

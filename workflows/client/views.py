@@ -93,7 +93,7 @@ def present_state(run: Run, *, columns: int) -> list[str]:
     """For a refusal: how things stand, as plain lines."""
     text = f"The run is {words(run.get('status', 'in an unknown state'))}"
     holder = _holder(run)
-    return wrap(f"{text}{f', {holder}' if holder else ''}.", columns, first="  ", rest="  ")
+    return wrap(f"{text}{f', held by {holder}' if holder else ''}.", columns, first="  ", rest="  ")
 
 
 def stats(figures: dict[str, Any], *, now: datetime | None, columns: int) -> list[Line]:
@@ -126,12 +126,12 @@ def _state(run: Run) -> tuple[str, str]:
 
 
 def _holder(run: Run) -> str:
-    """`held by coder in session s1, lease 3`; empty for a run that nobody holds."""
+    """`coder in session s1, lease 3`; empty for a run that nobody holds."""
     if not run.get("claim_session_id") or run.get("status") not in ("claimed", "running", "paused"):
         return ""
     by = clean(run.get("claimed_by") or run.get("target_agent_id") or "somebody")
     lease = f", lease {run['lease_no']}" if run.get("lease_no") is not None else ""
-    return f"held by {by} in session {clean(run['claim_session_id'])}{lease}"
+    return f"{by} in session {clean(run['claim_session_id'])}{lease}"
 
 
 def _waiting(run: Run, now: datetime | None) -> list[str]:
@@ -147,7 +147,7 @@ def _facts(run: Run, columns: int, *, skip: tuple[str, ...] = ()) -> list[Line]:
     """Labelled lines of what is set and worth knowing in the run's present state."""
     facts = [
         ("agent", "", run.get("target_agent_id")),
-        ("held", "", _holder(run)),
+        ("holder", "", _holder(run)),
         ("deadline", "deadline_at", None if has_ended(run) else _time(run.get("deadline_at"))),
         ("waiting", "", _hold(run) if run.get("hold_reason") else None),
         ("not before", "", _time(run.get("not_before")) if run.get("status") == "queued" else None),
