@@ -14,6 +14,7 @@ import fcntl
 import ipaddress
 import os
 import selectors
+import shlex
 import signal
 import socket
 import subprocess
@@ -37,6 +38,8 @@ DATABASE_CHECK_SECONDS = 5.0
 COLOURS = {"web": 36, "dispatcher": 32, "monitor": 35, "demo": 33}
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - and where we reach ourselves then
 PR_SET_PDEATHSIG = 1
+DEFAULT_PORT = 3876
+TOKENS = "tokens.env"  # export lines, written by `manage.py prepare`, 0600
 
 
 class StartError(Exception):
@@ -49,7 +52,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         prog="python3 -m dispatcher_project up", description="Run everything here until Ctrl-C."
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    parser.add_argument("--port", default=3876, type=int, help="port to listen on (default %(default)s)")
+    parser.add_argument("--port", default=DEFAULT_PORT, type=int, help="port to listen on (default %(default)s)")
     parser.add_argument("--data", metavar="DIR", help="data directory (default DISPATCHER_DATA_DIR, else .data)")
     parser.add_argument("--demo", action="store_true", help="also simulated agents, so that something moves")
     parser.add_argument(
@@ -360,17 +363,20 @@ class Supervisor:
             self.show("", f"[up] {line}" if line else "")
 
     def say_ready(self) -> None:
-        data = self.options.data
+        tokens = self.options.data / TOKENS
         agent = ROOT / ".venv" / "bin" / "dispatcher-agent"
-        base = "" if self.options.port == 3876 else f" DASHBOARD_API_BASE={self.url}"
-        self.say(
-            f"Ready. Open {self.url}/admin/\n"
-            "Next, in another terminal:\n"
-            f"  . {data}/tokens.env{f'; export{base}' if base else ''}\n"
-            f'  {agent} submit code-change --input \'{{"title": "Hello"}}\'\n'
-            f"  {agent} poll   # then claim, heartbeat, complete: {agent.name} --help\n"
-            "Ctrl-C stops everything and keeps the data."
-        )
+        environment = [f". {shlex.quote(str(tokens))}"] if tokens.exists() else []
+        if self.options.port != DEFAULT_PORT:
+            environment.append(f"export DASHBOARD_API_BASE={self.url}")
+        lines = [
+            f"Ready. Open {self.url}/admin/",
+            "Next, in another terminal:",
+            *(f"  {line}" for line in environment),
+            f'  {shlex.quote(str(agent))} submit code-change --input \'{{"title": "Hello"}}\'',
+            f"  {shlex.quote(str(agent))} poll   # then claim, heartbeat, complete: {agent.name} --help",
+            "Ctrl-C stops everything and keeps the data.",
+        ]
+        self.say("\n".join(lines))
 
 
 # --- what is asked before ---------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ def orders(): return (data / f"{command}.orders").read_text() if (data / f"{comm
 (data / f"{command}.environment").write_text(json.dumps(dict(os.environ)))
 if command == "prepare":
     print("export DISPATCHER_AGENT_TOKEN=secret")
+    (data / "tokens.env").write_text("export DISPATCHER_AGENT_TOKEN=secret\\n")
     sys.exit(3 if "fail" in orders() else 0)
 def stop(*_):
     if "stubborn" in orders(): return print("no", flush=True)
@@ -167,6 +168,8 @@ def test_group_starts_says_what_to_open_and_stops_cleanly(up: Up) -> None:
     up.wait_for("dispatcher | run_dispatcher is here")
     up.wait_for("monitor    | run_monitor is here")
     assert any(f"http://127.0.0.1:{up.port}/admin/" in line for line in up.lines)
+    assert f"[up]   . {up.data}/tokens.env" in up.lines
+    assert f"[up]   export DASHBOARD_API_BASE=http://127.0.0.1:{up.port}" in up.lines
     assert urllib.request.urlopen(f"http://127.0.0.1:{up.port}/").status == 200
     pids = [up.pid(command) for command in ("serve", "run_dispatcher", "run_monitor")]
     assert up.end(signal.SIGINT) == 0
