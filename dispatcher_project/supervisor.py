@@ -1,15 +1,12 @@
 """`up`: the database, then web, dispatcher and monitor as one group, until Ctrl-C. Standard library only.
 
-One thread: it multiplexes the children's output, their ends and the signals. That also makes `preexec_fn` safe, which
-asks Linux to send each child SIGTERM if we die, even by kill -9. (A pipe whose end the children hold would need a
-watching thread in each of them, and one that hangs wouldn't watch.)
+One thread multiplexes the children's output, their ends and the signals.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import fcntl
 import ipaddress
 import os
@@ -17,27 +14,24 @@ import selectors
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from dispatcher_project import embedded_postgres
+from dispatcher_project.child import Child, ending
 from dispatcher_project.embedded_postgres import EmbeddedPostgresError
 
 ROOT = Path(__file__).resolve().parent.parent
-BACKOFF_FIRST_SECONDS, BACKOFF_LIMIT_SECONDS, BACKOFF_RESET_SECONDS = 1.0, 30.0, 60.0
 GRACE_SECONDS = 5.0
 READY_SECONDS = 60.0
 DATABASE_CHECK_SECONDS = 5.0
 COLOURS = {"web": 36, "dispatcher": 32, "monitor": 35, "demo": 33}
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - and where we reach ourselves then
-PR_SET_PDEATHSIG = 1
 DEFAULT_PORT = 3876
 TOKENS = "tokens.env"  # export lines, written by `manage.py prepare`, 0600
 
@@ -83,73 +77,6 @@ def main(arguments: list[str]) -> NoReturn:
     except (StartError, EmbeddedPostgresError) as error:
         sys.exit(f"{error}")
     sys.exit(0)
-
-
-# --- children --------------------------------------------------------------------------------------------------------
-
-
-class Child:
-    """One command of manage.py: running, or waiting to be started again."""
-
-    def __init__(self, name: str, arguments: list[str], environment: dict[str, str]) -> None:
-        self.name, self.arguments, self.environment = name, arguments, environment
-        self.process: subprocess.Popen[bytes] | None = None
-        self.partial = b""  # the line that isn't finished yet
-        self.started = self.due = 0.0
-        self.backoff = BACKOFF_FIRST_SECONDS
-
-    def start(self) -> None:
-        self.started = time.monotonic()
-        self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "manage.py"), *self.arguments],
-            env=self.environment,
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            process_group=0,  # a terminal's Ctrl-C reaches us only, and then the child once, from us
-            preexec_fn=die_with(os.getpid()),
-        )
-
-    def signal(self, number: int) -> None:
-        if self.process and self.process.poll() is None:
-            self.process.send_signal(number)
-
-    def kill_group(self) -> None:
-        """Whatever the child left behind as well."""
-        if self.process:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-
-    def schedule(self, now: float) -> float:
-        """After its end: when to start again. Returns the seconds until then."""
-        if now - self.started >= BACKOFF_RESET_SECONDS:
-            self.backoff = BACKOFF_FIRST_SECONDS
-        wait, self.backoff = self.backoff, min(self.backoff * 2, BACKOFF_LIMIT_SECONDS)
-        self.due = now + wait
-        return wait
-
-
-def die_with(parent: int) -> Callable[[], None]:
-    """For preexec_fn: the kernel sends SIGTERM when `parent` dies. Elsewhere than on Linux the child isn't told."""
-    if not sys.platform.startswith("linux"):
-        return lambda: None
-    prctl = ctypes.CDLL(None).prctl
-
-    def ask_kernel() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before we asked
-            os._exit(1)
-
-    return ask_kernel
-
-
-def ending(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    with contextlib.suppress(ValueError):
-        return signal.Signals(-code).name
-    return f"signal {-code}"
 
 
 # --- the group -------------------------------------------------------------------------------------------------------
@@ -201,7 +128,7 @@ class Supervisor:
             "monitor": ["run_monitor"],
             "demo": ["demo_agents"],
         }
-        self.children = [Child(name, commands[name], self.environment()) for name in names]
+        self.children = [Child(name, commands[name], self.environment(), ROOT) for name in names]
         try:
             for child in self.children:
                 self.start(child)
@@ -229,7 +156,7 @@ class Supervisor:
 
     def prepare(self) -> None:
         """Migrations, fixtures, operator, tokens. Shown as it is: it prints the export lines."""
-        child = Child("", ["prepare"], self.environment())
+        child = Child("", ["prepare"], self.environment(), ROOT)
         self.start(child)
         try:
             while child.process and not self.stops:

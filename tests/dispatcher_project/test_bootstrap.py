@@ -14,7 +14,7 @@ import pytest
 from dispatcher_project import bootstrap
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = ("__init__.py", "__main__.py", "bootstrap.py", "supervisor.py")
+FILES = ("__init__.py", "__main__.py", "bootstrap.py", "supervisor.py", "child.py")
 
 
 @pytest.fixture

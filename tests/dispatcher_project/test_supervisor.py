@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher_project import embedded_postgres, supervisor
+from dispatcher_project import child, embedded_postgres, supervisor
 from dispatcher_project.embedded_postgres import place, server, wire
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -298,9 +298,9 @@ def test_proxy_of_the_environment_does_not_come_between(base: Path, port: int) -
 
 
 def test_back_off_doubles_up_to_its_limit_and_is_reset_by_a_long_life() -> None:
-    child = supervisor.Child("web", [], {})
-    assert [child.schedule(0) for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
-    assert child.schedule(supervisor.BACKOFF_RESET_SECONDS) == 1
+    web = child.Child("web", [], {}, ROOT)
+    assert [web.schedule(0) for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
+    assert web.schedule(child.BACKOFF_RESET_SECONDS) == 1
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
