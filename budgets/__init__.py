@@ -1,0 +1,1 @@
+"""Spending: what agents report that they used."""

@@ -1,0 +1,124 @@
+"""DomainError and DRF's own exceptions -> `application/problem+json` (RFC 9457), in one place.
+
+{"type", "title", "status", "detail", "code", "error"} always; `errors` [{"field", "message"}] for invalid input; the
+error's facts beside them (`run`, `directive`, …).
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from rest_framework import exceptions
+from rest_framework.response import Response
+
+from dispatcher_project.errors import Conflict, DomainError, Invalid, NotFound, PreconditionFailed, Refused
+
+CONTENT_TYPE = "application/problem+json"
+FAMILIES: tuple[tuple[type[DomainError], int], ...] = (
+    (NotFound, 404),
+    (Invalid, 400),
+    (Refused, 403),
+    (Conflict, 409),
+    (PreconditionFailed, 412),
+)
+
+
+def problem(status: int, *, code: str, detail: str, **facts: Any) -> dict[str, Any]:
+    """The body of an error."""
+    return {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        "code": code,
+        "error": detail,
+        **facts,
+    }
+
+
+def respond(status: int, *, code: str, detail: str, **facts: Any) -> HttpResponse:
+    """The same outside DRF: unknown routes, middleware, plain views."""
+    body = orjson.dumps(problem(status, code=code, detail=detail, **facts))
+    return HttpResponse(body, status=status, content_type=CONTENT_TYPE)
+
+
+def handle(error: Exception, context: dict[str, Any]) -> Response | None:
+    """DRF's exception handler. None (a bug) lets the error reach the log and `server_error`."""
+    if isinstance(error, DomainError):
+        return _domain(error)
+    if isinstance(error, Http404):
+        error = exceptions.NotFound()
+    elif isinstance(error, PermissionDenied):
+        error = exceptions.PermissionDenied()
+    if isinstance(error, exceptions.APIException):
+        return _framework(error)
+    return None
+
+
+def _domain(error: DomainError) -> Response:
+    status = next(status for family, status in FAMILIES if isinstance(error, family))
+    facts = dict(error.facts)
+    if isinstance(error, Invalid) and error.fields:
+        facts["errors"] = [{"field": field, "message": message} for field, message in error.fields.items()]
+    return _response(problem(status, code=error.code, detail=error.detail, **facts))
+
+
+def _framework(error: exceptions.APIException) -> Response:
+    headers: dict[str, str] = {}
+    facts: dict[str, Any] = {}
+    code = str(error.default_code)
+    detail = error.detail
+    if isinstance(error, exceptions.ValidationError):
+        code = "invalid"
+        facts["errors"] = list(_field_errors(error.detail))
+        text = "; ".join(f"{e['field']}: {e['message']}" if e["field"] else e["message"] for e in facts["errors"])
+    else:
+        text = str(detail)
+        code = getattr(detail, "code", code)
+    if isinstance(error, exceptions.NotAuthenticated | exceptions.AuthenticationFailed):
+        headers["WWW-Authenticate"] = getattr(error, "auth_header", "Bearer")
+    if isinstance(error, exceptions.Throttled) and error.wait is not None:
+        headers["Retry-After"] = str(int(error.wait) + 1)
+    return _response(problem(error.status_code, code=code, detail=text, **facts), headers)
+
+
+def _field_errors(detail: Any, path: str = "") -> Any:
+    if isinstance(detail, dict):
+        for key, value in detail.items():
+            name = "" if key == "non_field_errors" else str(key)
+            yield from _field_errors(value, f"{path}.{name}" if path and name else path or name)
+    elif isinstance(detail, list):
+        for value in detail:
+            yield from _field_errors(value, path)
+    else:
+        yield {"field": path, "message": str(detail)}
+
+
+def _response(body: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
+    response = Response(body, status=body["status"], headers=headers)
+    response.content_type = CONTENT_TYPE
+    return response
+
+
+# --- Django's own handlers, for what never reaches DRF (wired in urls.py) --------------------------------------------
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponseBase:
+    return respond(400, code="bad_request", detail="The request could not be understood.")
+
+
+def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponseBase:
+    return respond(403, code="forbidden", detail="You may not do this.")
+
+
+def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponseBase:
+    return respond(404, code="not_found", detail=f"There is nothing at {request.path[:200]}.")
+
+
+def server_error(request: HttpRequest) -> HttpResponseBase:
+    return respond(500, code="server_error", detail="The server failed; its log has the reason.")

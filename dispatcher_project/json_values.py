@@ -1,0 +1,112 @@
+"""JSON in and out without a float in between: numbers are ints or Decimals, money stays exact."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from decimal import Decimal
+from typing import Any, NoReturn
+
+import orjson
+
+MAX_DEPTH = 64
+MAX_INT = 2**63 - 1
+
+
+class BadJSON(ValueError):
+    """The text is no JSON that we take; the message says why."""
+
+
+def loads(text: str | bytes) -> Any:
+    """Parse strictly. Fractions become Decimals, integers beyond 64 bits too. Errors: BadJSON.
+
+    Refused: NaN, Infinity, numbers beyond a double's range, NUL, lone surrogates, nesting beyond MAX_DEPTH.
+    """
+    if isinstance(text, bytes):
+        try:
+            text = text.decode()
+        except UnicodeDecodeError:
+            raise BadJSON("The text is not UTF-8.") from None
+    try:
+        value = json.loads(text, parse_float=_fraction, parse_int=_integer, parse_constant=_constant)
+    except RecursionError:
+        raise BadJSON(f"Nested more than {MAX_DEPTH} levels deep.") from None
+    except BadJSON:
+        raise
+    except ValueError as error:
+        raise BadJSON(f"The text is not JSON: {error}.") from None
+    check(value)
+    return value
+
+
+def check(value: Any) -> None:
+    """No NUL, no lone surrogate, not too deep. Errors: BadJSON with the path. Walks without recursion."""
+    stack: list[tuple[str, Any, int]] = [("", value, 1)]
+    while stack:
+        path, item, depth = stack.pop()
+        if isinstance(item, str):
+            _check_text(path, item)
+        elif isinstance(item, dict | list):
+            if depth > MAX_DEPTH:
+                raise BadJSON(f"Nested more than {MAX_DEPTH} levels deep.")
+            pairs = item.items() if isinstance(item, dict) else enumerate(item)
+            for key, child in pairs:
+                if isinstance(key, str):
+                    _check_text(path, key)
+                stack.append((f"{path}.{key}" if path else str(key), child, depth + 1))
+
+
+def _check_text(path: str, text: str) -> None:
+    if "\x00" in text:
+        raise BadJSON(f"{_shown(path)}: text must not contain the NUL character.")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadJSON(f"{_shown(path)}: text must not contain half a surrogate pair.") from None
+
+
+def _shown(path: str) -> str:
+    cleaned = path.replace("\x00", "\\u0000").encode("utf-8", "backslashreplace").decode()
+    return cleaned[:200] or "body"
+
+
+def _fraction(text: str) -> Decimal:
+    number = Decimal(text)
+    if (number and not -400 < number.adjusted() < 309) or float(number) in (float("inf"), float("-inf")):
+        raise BadJSON(f"The number {text[:40]} is out of range.")
+    return number
+
+
+def _integer(text: str) -> int | Decimal:
+    if len(text) > 309:
+        raise BadJSON("A number is out of range.")
+    number = int(text)
+    return number if -MAX_INT <= number <= MAX_INT else Decimal(text)
+
+
+def _constant(text: str) -> NoReturn:
+    raise BadJSON(f"{text} is not a JSON number.")
+
+
+def _default(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return orjson.Fragment(plain(value))
+    raise TypeError(f"{type(value).__name__} is no JSON value")
+
+
+def plain(value: Decimal) -> str:
+    """A decimal as a JSON number without an exponent where that stays short, and without trailing zeros."""
+    normal = value.normalize()
+    return f"{normal:f}" if -20 <= normal.adjusted() <= 25 else str(normal)
+
+
+def dumps(value: Any) -> str:
+    """For a jsonb column; the value came from `loads`. Digits are kept as they were given."""
+    return orjson.dumps(
+        value, default=lambda item: orjson.Fragment(str(item)) if isinstance(item, Decimal) else _default(item)
+    ).decode()
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of the canonical text: sorted keys, no spaces. Tells a repeated body from another."""
+    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS, default=_default)).hexdigest()

@@ -1,0 +1,7 @@
+from workflows.models.process import ProcessInstance
+from workflows.models.run import WorkflowRun
+from workflows.models.run_event import RunEvent
+from workflows.models.run_lease import RunLease
+from workflows.models.slot import DispatchSlot
+
+__all__ = ["DispatchSlot", "ProcessInstance", "RunEvent", "RunLease", "WorkflowRun"]

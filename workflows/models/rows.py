@@ -1,0 +1,61 @@
+"""A run as a plain row: what the hot calls return and the API renders, without a model instance in between.
+
+Payload columns stay the text that PostgreSQL holds, so that no number in them is rounded on its way out.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from django.db import connection
+from django.db.backends.utils import CursorWrapper
+
+Row = dict[str, Any]
+
+COLUMNS: tuple[str, ...] = (
+    "id", "workflow_type", "owner_agent_id", "target_agent_id", "initiator", "status", "current_step",
+    "input_payload", "output_summary", "last_error", "last_error_at", "priority", "not_before", "max_attempts",
+    "dispatch_attempts", "queued_at", "dispatched_at", "claimed_at", "claimed_by", "claim_session_id", "lease_no",
+    "started_at", "last_heartbeat_at", "deadline_at", "finished_at", "progress_percent", "progress_message",
+    "gateway_session_id", "gateway_session_active", "input_tokens", "output_tokens", "cached_tokens", "model_id",
+    "cost_estimate", "currency", "reported_at", "charge_agent_id", "charge_department_id", "charge_project",
+    "key_space", "created_at", "updated_at",
+)  # fmt: skip
+PAYLOADS = ("input_payload", "output_summary")
+# Of the type's rule as it is now; null without one.
+RULE_COLUMNS: dict[str, str] = {
+    "rule_agent_id": "rule.agent_id",
+    "routing_priority": "rule.priority",
+    "max_concurrent": "rule.max_concurrent",
+    "timeout_minutes": "rule.timeout_minutes",
+    "rule_max_attempts": "rule.max_attempts",
+}
+
+_SELECTED = ", ".join([f"run.{name}" for name in COLUMNS] + [f"{sql} AS {name}" for name, sql in RULE_COLUMNS.items()])
+_RULE = "LEFT JOIN workflow_agent_routing rule ON rule.workflow_type = run.workflow_type"
+SELECT_FROM_MOVED = f"SELECT {_SELECTED} FROM moved run {_RULE}"  # noqa: S608  (constants only)
+SELECT = f"SELECT {_SELECTED} FROM workflow_runs run {_RULE}"  # noqa: S608
+
+
+def read(cursor: CursorWrapper) -> list[Row]:
+    names = [column.name for column in cursor.description]
+    return [dict(zip(names, values, strict=True)) for values in cursor.fetchall()]
+
+
+def select(condition: str, parameters: dict[str, Any]) -> list[Row]:
+    """Rows by an SQL condition (with its ORDER BY and LIMIT) on run and rule. `condition` is never input."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"{SELECT} WHERE {condition}", parameters)
+        return read(cursor)
+
+
+def get(run_id: uuid.UUID) -> Row | None:
+    rows = select("run.id = %(id)s", {"id": run_id})
+    return rows[0] if rows else None
+
+
+def by_ids(ids: list[uuid.UUID]) -> list[Row]:
+    """The rows of these runs, in this order."""
+    found = {row["id"]: row for row in select("run.id = ANY(%(ids)s)", {"ids": ids})}
+    return [found[pk] for pk in ids if pk in found]
