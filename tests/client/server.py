@@ -86,6 +86,7 @@ class ScriptedServer:
 def _handler(server: ScriptedServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
         timeout = 5
 
         def do_GET(self) -> None:

@@ -210,7 +210,7 @@ def test_full_disk_is_said_without_traceback(server: ScriptedServer) -> None:
 
 
 def test_interrupt_is_quiet(server: ScriptedServer, process: Process) -> None:
-    server.script = [Answer(200, {"runs": []}, after=1.5)]
+    server.script = [Answer(200, {"runs": []}, after=0.8)]
     child = process("poll")
     until = time.monotonic() + 15
     while not server.received and time.monotonic() < until:

@@ -144,7 +144,7 @@ def test_poll_tells_ages_by_the_servers_clock(agent: Agent, server: ScriptedServ
     server.script = [Answer(200, {"runs": [run()]})]
     assert agent("poll").out.splitlines() == [
         f"{ID} code-change",
-        "    for coder, priority 10, dispatched 2 min ago, attempt 1 of 3",
+        "    for coder, priority 10, dispatched 2 min ago, attempt 1/3",
         "",
         "Take one: dispatcher-agent claim <run-id> --session <yours>",
     ]

@@ -65,7 +65,7 @@ def heartbeat(run: Run) -> list[Line]:
     if run.get("lease_expires_at"):
         lines.append(_field("lease", f"{run.get('lease_no', '?')}, until {clock_time(run['lease_expires_at'])}"))
     if run.get("heartbeat_interval_seconds"):
-        lines.append(_field("next", f"heartbeat within {duration(float(run['heartbeat_interval_seconds']))}"))
+        lines.append(_field("next", f"heartbeat within {run['heartbeat_interval_seconds']} s"))
     return lines
 
 
@@ -139,7 +139,7 @@ def _waiting(run: Run, now: datetime | None) -> list[str]:
     parts = [f"for {clean(run['target_agent_id'])}" if run.get("target_agent_id") else ""]
     parts.append(f"priority {run['priority']}" if run.get("priority") is not None else "")
     parts.append(f"dispatched {ago(run['dispatched_at'], now)}" if run.get("dispatched_at") else "")
-    parts.append(f"attempt {attempts}" + (f" of {allowed}" if allowed else "") if attempts else "")
+    parts.append(f"attempt {attempts}" + (f"/{allowed}" if allowed else "") if attempts else "")
     return parts
 
 
@@ -152,7 +152,7 @@ def _facts(run: Run, columns: int, *, skip: tuple[str, ...] = ()) -> list[Line]:
         ("waiting", "", _hold(run) if run.get("hold_reason") else None),
         ("not before", "", _time(run.get("not_before")) if run.get("status") == "queued" else None),
         ("attempts", "", _attempts(run)),
-        ("error", "", run.get("last_error") if run.get("status") != "completed" else None),
+        ("last error", "", run.get("last_error") if run.get("status") != "completed" else None),
     ]
     shown = [(label, value) for label, key, value in facts if value and key not in skip]
     return _plain([text for label, value in shown for text in _wrapped_field(label, value, columns)])
