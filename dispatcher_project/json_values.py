@@ -102,9 +102,11 @@ def plain(value: Decimal) -> str:
 
 def dumps(value: Any) -> str:
     """For a jsonb column; the value came from `loads`. Digits are kept as they were given."""
-    return orjson.dumps(
-        value, default=lambda item: orjson.Fragment(str(item)) if isinstance(item, Decimal) else _default(item)
-    ).decode()
+    return orjson.dumps(value, default=_as_given).decode()
+
+
+def _as_given(value: Any) -> Any:
+    return orjson.Fragment(str(value)) if isinstance(value, Decimal) else _default(value)
 
 
 def digest(value: Any) -> str:

@@ -59,6 +59,7 @@ def database(url_variable: str) -> dict[str, Any]:
             "NAME": place["dbname"],
             "USER": place["user"],
             "HOST": place["host"],
+            "PORT": place["port"],
         }
     config: dict[str, Any] = environ.Env.db_url_config(url)
     if config.get("ENGINE") != "django.db.backends.postgresql":

@@ -20,8 +20,8 @@ class Versioned(models.Model):
     def save(self, *args: Any, **kwargs: Any) -> None:
         edited = not self._state.adding and not kwargs.get("force_insert")
         if edited:
-            self.version = F("version") + 1  # type: ignore[assignment]
-            self.updated_at = TransactionTime()  # type: ignore[assignment]
+            self.version = F("version") + 1
+            self.updated_at = TransactionTime()
             if kwargs.get("update_fields") is not None:
                 kwargs["update_fields"] = {*kwargs["update_fields"], "version", "updated_at"}
         super().save(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Rows for tests. `make_run(state)` is a plain function that fills in what the state implies; constraints keep it honest."""
+"""Rows for tests. `make_run(state)` fills in what the state implies; the constraints keep it honest."""
 
 from __future__ import annotations
 

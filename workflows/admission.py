@@ -1,7 +1,7 @@
 """May this run start now, and if not, why? One answer for the dispatch phase, `explain` and every `hold_reason`.
 
-Asked per (type, target agent): routing first, then limits; a budget gate goes after these. The facts are read set-based:
-a handful of statements for any number of pairs. Counts are of held slots, so their cost is that of the limits.
+Asked per (type, target agent): routing first, then limits; a budget gate goes after these. The facts are read
+set-based, in a handful of statements for any number of pairs. Counts are of held slots: their cost is the limits'.
 """
 
 from __future__ import annotations

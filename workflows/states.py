@@ -39,7 +39,7 @@ LABELS: dict[str, str] = {state: state.replace("_", " ").capitalize() for state 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """`sources`: the states it starts from, none for create. `targets`: where it may end; several: the verb says when."""
+    """`sources`: where it starts from, none for create. `targets`: where it may end; of several the verb chooses."""
 
     verb: str
     sources: tuple[str, ...]
@@ -91,4 +91,5 @@ def listed(states: Iterable[str]) -> str:
 def refusal(verb: str, state: str) -> str:
     """Why `verb` can't happen to a run in `state`, as a sentence."""
     move = MOVES[verb]
-    return f"{verb.replace('_', ' ').capitalize()} needs a run that is {listed(move.sources)}; this one is {listed([state])}."
+    name = verb.replace("_", " ").capitalize()
+    return f"{name} needs a run that is {listed(move.sources)}; this one is {listed([state])}."

@@ -17,8 +17,7 @@ from workflows.models import WorkflowRun, rows
 from workflows.models.rows import Row
 from workflows.models.run import new_id
 
-CREATE = (
-    """
+_INSERT = """
 WITH clock AS (SELECT COALESCE(%(now)s::timestamptz, clock_timestamp()) AS at), moved AS (
     INSERT INTO workflow_runs (
         id, workflow_type, owner_agent_id, initiator, status, input_payload, output_summary, priority, not_before,
@@ -35,8 +34,7 @@ WITH clock AS (SELECT COALESCE(%(now)s::timestamptz, clock_timestamp()) AS at), 
     SELECT id, 1, 'create', 'queued', %(actor)s, created_at FROM moved
 )
 """
-    + rows.SELECT_FROM_MOVED
-)
+CREATE = _INSERT + rows.SELECT_FROM_MOVED
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ def create(
         "max_attempts": max_attempts,
     }
     digest = json_values.digest(said) if idempotency_key else None
-    parameters = {
+    parameters: dict[str, Any] = {
         **said,
         "input_payload": json_values.dumps(payload),
         "id": new_id(),

@@ -188,7 +188,7 @@ def _end(
         output_summary=parameters.get("output_summary"),
     )
     if before is None:
-        fence.refuse(run_id, verb, session_id=session_id, lease_no=lease_no, actor=actor)
+        raise fence.refusal(run_id, verb, session_id=session_id, lease_no=lease_no, actor=actor)
     return before
 
 

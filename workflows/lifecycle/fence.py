@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
 from django.db.models import Q
 
 from dispatcher_project import json_values
+from dispatcher_project.errors import Conflict
 from governance.actors import Actor
 from governance.rules import may_steer
 from workflows import states
@@ -74,7 +75,7 @@ def repeated(
     if own(actor) is not None:
         mine &= Q(agent_id=own(actor))
     lease = RunLease.objects.filter(mine).order_by("-lease_no").first()
-    if lease is None:
+    if lease is None or lease.end_outcome is None:
         return None
     row, outcome = find(run_id), _outcome(lease.end_outcome)
     if output_summary is not None and row["finished_at"] != outcome["finished_at"]:
@@ -90,24 +91,32 @@ def _outcome(stored: dict[str, Any]) -> Row:
     } | {name: None for name, value in stored.items() if value is None}
 
 
-def refuse(run_id: uuid.UUID, verb: str, *, session_id: str, lease_no: int | None, actor: Actor) -> NoReturn:
-    """Say why the guard let nothing through. Always raises: RunNotFound, RunEnded, LeaseLost or MoveNotAllowed."""
+def holds(row: Row, *, session_id: str, lease_no: int | None, actor: Actor) -> bool:
+    """HOLDER, of a row that was read."""
+    return (
+        row["claim_session_id"] == session_id
+        and lease_no in (None, row["lease_no"])
+        and own(actor) in (None, row["claimed_by"])
+    )
+
+
+def refusal(run_id: uuid.UUID, verb: str, *, session_id: str, lease_no: int | None, actor: Actor) -> Conflict:
+    """Why the guard let nothing through: RunEnded, LeaseLost or MoveNotAllowed. Errors: RunNotFound."""
     row = find(run_id)
     run = present(row, actor)
     if states.is_final(row["status"]):
-        raise RunEnded(
+        return RunEnded(
             f"The run has ended: it is {states.listed([row['status']])}. Stop working on it.", run=run, directive=STOP
         )
-    mine = own(actor) in (None, row["claimed_by"]) and row["claim_session_id"] == session_id
-    if mine and lease_no in (None, row["lease_no"]):
-        raise MoveNotAllowed(states.refusal(verb, row["status"]), run=run)
-    if mine:
-        raise LeaseLost(
+    if holds(row, session_id=session_id, lease_no=lease_no, actor=actor):
+        return MoveNotAllowed(states.refusal(verb, row["status"]), run=run)
+    if holds(row, session_id=session_id, lease_no=None, actor=actor):
+        return LeaseLost(
             f"Lease {lease_no} of run {run_id} is over; the current one is {row['lease_no']}. Stop working on it.",
             run=run,
             directive=STOP,
         )
-    raise LeaseLost(
+    return LeaseLost(
         f"Session {session_id!r} is not, or no longer, the owner of run {run_id}. Stop working on it.",
         run=run,
         directive=STOP,

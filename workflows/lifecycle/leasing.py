@@ -22,7 +22,8 @@ CLAIM = statement(
     pick="""r.id = %(id)s
         AND (%(own)s::text IS NULL OR r.target_agent_id = %(own)s)
         AND (%(agent_id)s::text IS NULL OR r.target_agent_id = %(agent_id)s)
-        AND NOT EXISTS (SELECT FROM agent_profiles agent WHERE agent.agent_id = r.target_agent_id AND NOT agent.active)""",
+        AND NOT EXISTS (
+            SELECT FROM agent_profiles agent WHERE agent.agent_id = r.target_agent_id AND NOT agent.active)""",
     picked={"timeout_minutes": "COALESCE(rule.timeout_minutes, %(timeout_minutes)s)"},
     sets={
         "lease_no": "r.lease_no + 1",
@@ -113,15 +114,9 @@ def start(
     if moved:
         return moved[0]
     row = fence.find(run_id)
-    held = (
-        row["status"] == states.RUNNING
-        and row["claim_session_id"] == session_id
-        and lease_no in (None, row["lease_no"])
-        and fence.own(actor) in (None, row["claimed_by"])
-    )
-    if held:
+    if row["status"] == states.RUNNING and fence.holds(row, session_id=session_id, lease_no=lease_no, actor=actor):
         return row
-    fence.refuse(run_id, "start", session_id=session_id, lease_no=lease_no, actor=actor)
+    raise fence.refusal(run_id, "start", session_id=session_id, lease_no=lease_no, actor=actor)
 
 
 def heartbeat(
@@ -134,7 +129,10 @@ def heartbeat(
     message: str | None = None,
     now: datetime | None = None,
 ) -> Row:
-    """The holder is alive; the first one starts the run. `percent` 0 to 100. Errors: RunNotFound, LeaseLost, RunEnded."""
+    """The holder is alive; the first one starts the run. `percent`: 0 to 100.
+
+    Errors: RunNotFound, LeaseLost, RunEnded.
+    """
     moved = move(
         HEARTBEAT,
         {
@@ -149,5 +147,5 @@ def heartbeat(
         },
     )
     if not moved:
-        fence.refuse(run_id, "start", session_id=session_id, lease_no=lease_no, actor=actor)
+        raise fence.refusal(run_id, "start", session_id=session_id, lease_no=lease_no, actor=actor)
     return moved[0]

@@ -22,7 +22,8 @@ _STALE_DISPATCH = "%(stale_dispatch_ms)s * interval '1 millisecond'"
 # Patience doubles with each hand-out, up to an hour; the bare limit stands beside it for the index.
 UNCLAIMED = f"""r.dispatched_at < {_CLOCK} - {_STALE_DISPATCH}
     AND r.dispatched_at < {_CLOCK}
-        - LEAST({_STALE_DISPATCH} * power(2, LEAST(r.dispatch_attempts - 1, 20)), GREATEST(interval '1 hour', {_STALE_DISPATCH}))"""
+        - LEAST({_STALE_DISPATCH} * power(2, LEAST(r.dispatch_attempts - 1, 20)),
+                GREATEST(interval '1 hour', {_STALE_DISPATCH}))"""
 SILENT = f"""COALESCE(r.last_heartbeat_at, r.claimed_at) < {_CLOCK} - %(stale_claim_ms)s * interval '1 millisecond'"""
 _USED_UP = f"r.dispatch_attempts >= {MAX_ATTEMPTS}"
 _LIMIT_UNCLAIMED = "ORDER BY r.dispatched_at LIMIT %(limit)s"
@@ -59,7 +60,8 @@ EXHAUST_UNCLAIMED = statement(
 # A paused run waits for an operator, not for its attempts: it only loses its lease.
 RELEASE_SILENT = statement(
     "release",
-    pick=f"{HOLDS_SLOT} AND r.claim_session_id IS NOT NULL AND {SILENT} AND (r.status = 'paused' OR NOT {_USED_UP}) {_LIMIT_LEASED}",
+    pick=f"""{HOLDS_SLOT} AND r.claim_session_id IS NOT NULL
+        AND {SILENT} AND (r.status = 'paused' OR NOT {_USED_UP}) {_LIMIT_LEASED}""",
     sets=UNLEASED,
     to=RELEASE_TO,
     ends_lease=True,

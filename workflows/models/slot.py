@@ -29,7 +29,7 @@ class DispatchSlot(models.Model):
         """Lock the row until the transaction ends. False: somebody else has it."""
         if cls._lock(key):
             return True
-        cls.objects.bulk_create([cls(key=key)], ignore_conflicts=True)
+        DispatchSlot.objects.bulk_create([DispatchSlot(key=key)], ignore_conflicts=True)
         return cls._lock(key)
 
     @classmethod
