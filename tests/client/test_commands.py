@@ -15,7 +15,10 @@ import pytest
 from tests.client.conftest import Result
 from tests.client.runs import ID, STATS, run
 from tests.client.server import Answer, ScriptedServer, problem
+from workflows import states
+from workflows.client.states import FINAL_STATES
 from workflows.client.text import width
+from workflows.client.views import STYLES
 
 Agent = Callable[..., Result]
 RUN = f"/api/workflow-runs/{ID}"
@@ -387,3 +390,44 @@ def test_session_and_agent_come_from_the_environment_and_options_win(
         {"session_id": "env-s", "agent_id": "env-a"},
         {"session_id": "s2", "agent_id": "a2"},
     ]
+
+
+KEYS = sorted({*run("running"), *STATS, "events", "lease_expires_at", "heartbeat_interval_seconds", "directive"})
+ODD = (
+    None,
+    True,
+    7,
+    -1.5,
+    "x",
+    "",
+    [],
+    {},
+    [None, 1],
+    {"a": None},
+    "9999-99-99T00:00:00Z",
+    "2026-03-01T09:00:00+02:00",
+)
+
+
+@pytest.mark.parametrize("key", [*KEYS, "not_before", "input_payload", "finished_at"])
+@pytest.mark.parametrize(
+    "argv", [("poll",), ("show", ID), ("stats",), ("claim", ID, *S1), ("hb", ID, *S1)], ids=lambda a: a[0]
+)
+def test_odd_values_are_shown_or_passed_over(
+    agent: Agent, server: ScriptedServer, argv: tuple[str, ...], key: str
+) -> None:
+    for value in ODD:
+        whole = {**STATS, **run("running"), key: value}
+        server.script = [Answer(200, {"runs": [whole]} if argv == ("poll",) else whole)]
+        assert agent(*argv).code == 0, value
+
+
+def test_final_states_are_the_servers() -> None:
+    assert set(FINAL_STATES) == set(states.FINAL)
+    assert set(STYLES) == set(states.STATES)
+
+
+@pytest.mark.parametrize("answer", [{}, {"runs": None}, {"runs": {}}, {"routes": []}])
+def test_poll_takes_no_other_answer_for_an_empty_list(agent: Agent, server: ScriptedServer, answer: Any) -> None:
+    server.script = [Answer(200, answer)]
+    assert agent("poll").code == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import Any
 
 from workflows.client import calls, config, views
 from workflows.client.errors import BadAnswer, OutcomeUnknown, TemporaryError, UsageError
@@ -18,16 +17,18 @@ from workflows.client.waiting import wait_for_end
 def poll(args: Namespace, client: ApiClient, screen: Screen) -> int:
     agent = _agent(args)
     reply = client.send(calls.pending(limit=args.limit, agent_id=agent))
-    runs = [run for run in _object(reply).get("runs") or [] if isinstance(run, dict)]
+    runs = reply.object().get("runs")
+    if not isinstance(runs, list):
+        raise BadAnswer("The server's answer has no list of runs")
     now = views.server_time(reply.date)
-    screen.show(reply, views.pending(runs, now=now, columns=screen.columns, agent=agent))
+    screen.show(reply, views.pending(views.objects(runs), now=now, columns=screen.columns, agent=agent))
     return DONE
 
 
 def claim(args: Namespace, client: ApiClient, screen: Screen) -> int:
     session = _session(args)
     reply = client.send(calls.claim(args.run_id, session_id=session, agent_id=_agent(args)))
-    screen.show(reply, views.claimed(_object(reply), session=session, columns=screen.columns))
+    screen.show(reply, views.claimed(reply.object(), session=session, columns=screen.columns))
     return DONE
 
 
@@ -44,7 +45,7 @@ def heartbeat(args: Namespace, client: ApiClient, screen: Screen) -> int:
         message=args.message,
     )
     reply = client.send(call)
-    run = _object(reply)
+    run = reply.object()
     screen.show(reply, views.heartbeat(run))
     return LOST if run.get("directive") == "stop" else DONE
 
@@ -76,20 +77,20 @@ def release(args: Namespace, client: ApiClient, screen: Screen) -> int:
 def show(args: Namespace, client: ApiClient, screen: Screen) -> int:
     reply = client.send(calls.show(args.run_id))
     now = views.server_time(reply.date)
-    screen.show(reply, views.detail(_object(reply), now=now, columns=screen.columns))
+    screen.show(reply, views.detail(reply.object(), now=now, columns=screen.columns))
     return DONE
 
 
 def stats(args: Namespace, client: ApiClient, screen: Screen) -> int:
     reply = client.send(calls.stats())
     now = views.server_time(reply.date)
-    screen.show(reply, views.stats(_object(reply), now=now, columns=screen.columns))
+    screen.show(reply, views.stats(reply.object(), now=now, columns=screen.columns))
     return DONE
 
 
 def submit(args: Namespace, client: ApiClient, screen: Screen) -> int:
     reply = _submit(args, client)
-    run = _object(reply)
+    run = reply.object()
     if args.wait is None:
         screen.show(reply, views.submitted(run, columns=screen.columns))
         return DONE
@@ -97,9 +98,9 @@ def submit(args: Namespace, client: ApiClient, screen: Screen) -> int:
         screen.show(reply, views.submitted(run, columns=screen.columns))
     with screen.progress(f"Waiting, {views.words(run.get('status'))}") as progress:
         reply = wait_for_end(
-            client, reply, seconds=args.wait, on_news=lambda run: progress(f"Waiting, {views.words(run['status'])}")
+            client, reply, seconds=args.wait, on_news=lambda run: progress(f"Waiting, {views.words(run.get('status'))}")
         )
-    run = _object(reply)
+    run = reply.object()
     now = views.server_time(reply.date)
     screen.show(reply, views.detail(run, now=now, columns=screen.columns))
     if not has_ended(run):
@@ -128,7 +129,7 @@ def _submit(args: Namespace, client: ApiClient) -> Reply:
 
 def _move(call: calls.Call, client: ApiClient, screen: Screen) -> int:
     reply = client.send(call)
-    screen.show(reply, views.moved(_object(reply), columns=screen.columns))
+    screen.show(reply, views.moved(reply.object(), columns=screen.columns))
     return DONE
 
 
@@ -150,9 +151,3 @@ def _session(args: Namespace) -> str:
 
 def _agent(args: Namespace) -> str | None:
     return args.agent or config.from_environment(config.AGENT_VARIABLE)
-
-
-def _object(reply: Reply) -> dict[str, Any]:
-    if isinstance(reply.data, dict):
-        return reply.data
-    raise BadAnswer(f"The server answered {reply.status} with JSON that is no object")

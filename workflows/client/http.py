@@ -45,6 +45,12 @@ class Reply:
     retry_after: str | None = None
     location: str | None = None
 
+    def object(self) -> dict[str, Any]:
+        """`data`, which every call in here answers with an object."""
+        if isinstance(self.data, dict):
+            return self.data
+        raise BadAnswer(f"The server answered {self.status} with JSON that is no object")
+
 
 class ApiClient:
     """Sends calls to one server, each again where that helps. `on_retry` hears of every wait: (error, seconds)."""

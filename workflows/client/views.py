@@ -85,8 +85,7 @@ def detail(run: Run, *, now: datetime | None, columns: int) -> list[Line]:
     ]
     lines += _payload("Input", run.get("input_payload"), columns)
     lines += _payload("Output", run.get("output_summary"), columns)
-    events = [event for event in run.get("events") or [] if isinstance(event, dict)]
-    return [*lines, *_timeline(events, columns)]
+    return [*lines, *_timeline(objects(run.get("events")), columns)]
 
 
 def present_state(run: Run, *, columns: int) -> list[str]:
@@ -106,7 +105,7 @@ def stats(figures: dict[str, Any], *, now: datetime | None, columns: int) -> lis
         ("Routes", _counts(figures, "route", "unroutable", names={"route": "rules", "unroutable": "runs without one"})),
         ("Last tick", _last_tick(figures, now)),
         ("Limits", _limits(figures)),
-        ("Dispatchers", [f"{len(figures['dispatchers'])} alive"] if "dispatchers" in figures else []),
+        ("Dispatchers", [f"{len(objects(figures['dispatchers']))} alive"] if "dispatchers" in figures else []),
     ]
     lines = [text for label, parts in topics if parts for text in _wrapped_field(label, _comma(parts), columns)]
     if figures.get("last_tick_error"):
@@ -209,7 +208,8 @@ def _ever(figures: dict[str, Any]) -> list[str]:
 def _last_tick(figures: dict[str, Any], now: datetime | None) -> list[str]:
     if not figures.get("last_tick_at"):
         return ["never"] if "last_tick_at" in figures else []
-    summary = figures.get("last_tick_summary") or {}
+    summary = figures.get("last_tick_summary")
+    summary = summary if isinstance(summary, dict) else {}
     return [ago(figures["last_tick_at"], now), *_counts(summary, "dispatched", "retried", "released", "timed_out")]
 
 
@@ -238,6 +238,11 @@ def _plain(lines: list[str]) -> list[Line]:
 
 def _dim(text: str, columns: int) -> list[Line]:
     return [line((part, "dim")) for part in wrap(text, columns, first="    ", rest="    ")]
+
+
+def objects(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list; nothing of anything else."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def server_time(date: str | None) -> datetime | None:

@@ -25,15 +25,16 @@ def wait_for_end(
     """
     ends = monotonic() + seconds
     pause = FIRST_PAUSE_SECONDS
-    while not has_ended(reply.data):
+    run_id = str(reply.object().get("id", ""))
+    while not has_ended(reply.object()):
         left = ends - monotonic()
         if left <= 0:
             break
         sleep(min(pause, left))
         pause = min(pause * PAUSE_FACTOR, LONGEST_PAUSE_SECONDS)
         try:
-            reply = client.send(calls.show(str(reply.data["id"])))
+            reply = client.send(calls.show(run_id))
         except TemporaryError:
             continue
-        on_news(reply.data)
+        on_news(reply.object())
     return reply
