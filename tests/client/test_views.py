@@ -100,7 +100,7 @@ def test_terminal_is_not_steered_by_what_others_wrote(agent: Agent, server: Scri
 
 
 KEYS = sorted({*run("running"), *STATS, "events", "lease_expires_at", "heartbeat_interval_seconds", "directive"})
-ODD = (
+ODD: tuple[object, ...] = (
     None,
     True,
     7,
