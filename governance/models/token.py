@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import Literal
 
 from django.core.exceptions import ValidationError
 from django.db import connection, models
@@ -45,6 +46,12 @@ class TokenRefused(Exception):
         super().__init__(detail)
 
 
+class AgentTokenQuerySet(models.QuerySet["AgentToken"]):
+    def of(self, agent_id: str | None) -> AgentTokenQuerySet:
+        """An agent's; None: everybody's."""
+        return self.all() if agent_id is None else self.filter(agent_id=agent_id)
+
+
 class AgentToken(models.Model):
     key = models.CharField(primary_key=True, max_length=16, help_text="Names the token; no secret.")
     agent = models.ForeignKey(Agent, on_delete=models.CASCADE, related_name="tokens")
@@ -54,6 +61,8 @@ class AgentToken(models.Model):
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True)
+
+    objects = AgentTokenQuerySet.as_manager()
 
     class Meta:
         db_table = "agent_tokens"
@@ -88,6 +97,11 @@ class AgentToken(models.Model):
         if token is None:
             raise NotFound(f"There is no token {key!r}.", key=key)
         return token
+
+    def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
+        if self.revoked_at:
+            return "revoked"
+        return "expired" if self.expires_at and self.expires_at <= now else "active"
 
     def clean(self) -> None:
         if self.expires_at and self.created_at and self.expires_at <= self.created_at:
