@@ -117,7 +117,7 @@ def test_a_start_that_died_after_writing_the_file_is_made_anew(data_dir, monkeyp
     with pytest.raises(KeyboardInterrupt):
         prepare()
     assert not AgentToken.objects.exists()
-    monkeypatch.undo()
+    monkeypatch.setattr(first_start, "write", write)
     prepare()
     assert authenticate(sourced(data_dir / "tokens.env")["DISPATCHER_AGENT_TOKEN"]).id == "main"
 
