@@ -25,7 +25,8 @@ MAX_RETRY_AFTER_SECONDS = 30 * 24 * 3600
 # Doubles with each hand-out, from half a minute to an hour, ±20 % so that runs that failed together don't return so.
 BACK_OFF = "interval '1 second' * LEAST(3600, 30 * power(2, r.dispatch_attempts - 1)) * (0.8 + 0.4 * random())"
 
-_ANY_HOLDER = "r.id = %(id)s"  # under `lock`, for who may end a run without its session
+# Under `lock`, for who may end a run without its session.
+_ANY_HOLDER = "r.id = %(id)s AND (%(lease_no)s::int IS NULL OR r.lease_no = %(lease_no)s)"
 
 _COMPLETED = {
     "finished_at": "p.at",
@@ -166,16 +167,13 @@ def _end(
     parameters: dict[str, Any],
 ) -> Row:
     with_session, without_session = statements
-    parameters = {**parameters, "id": run_id, "actor": str(actor)}
+    parameters = {**parameters, "id": run_id, "lease_no": lease_no, "actor": str(actor)}
     if session_id is None:
         if without_session is None or not may_steer(actor):
             raise Invalid(fields={"session_id": "is needed: only the session that holds the run may end it"})
         return _end_without_session(verb, run_id, without_session, actor=actor, parameters=parameters)
     digest = fence.body_digest(verb, body)
-    moved = move(
-        with_session,
-        {**parameters, "session_id": session_id, "lease_no": lease_no, "own": fence.own(actor), "digest": digest},
-    )
+    moved = move(with_session, {**parameters, "session_id": session_id, "own": fence.own(actor), "digest": digest})
     if moved:
         return _slot_freed(moved[0], actor)
     before = fence.repeated(
@@ -185,7 +183,6 @@ def _end(
         lease_no=lease_no,
         actor=actor,
         digest=digest,
-        output_summary=parameters.get("output_summary"),
     )
     if before is None:
         raise fence.refusal(run_id, verb, session_id=session_id, lease_no=lease_no, actor=actor)
@@ -198,9 +195,11 @@ def _end_without_session(verb: str, run_id: uuid.UUID, sql: str, *, actor: Actor
         moved = move(sql, {**parameters, "reason": parameters["reason"] or "ended without a session"})
         if moved:
             return _slot_freed(moved[0], actor)
-    row = fence.find(run_id)
+        row = fence.find(run_id)
     if states.is_final(row["status"]):
         raise RunEnded(f"The run has ended: it is {states.listed([row['status']])}.", run=row, directive=fence.STOP)
+    if parameters["lease_no"] not in (None, row["lease_no"]):
+        raise fence.other_lease(parameters["lease_no"], row, row)
     raise MoveNotAllowed(states.refusal(verb, row["status"]), run=row)
 
 

@@ -11,7 +11,7 @@ from django.db.models import Q
 from dispatcher_project import json_values
 from dispatcher_project.errors import Conflict
 from governance.actors import Actor
-from governance.rules import may_steer
+from governance.rules import may_steer, sees_everything
 from workflows import states
 from workflows.errors import LeaseLost, MoveNotAllowed, RunEnded, RunNotFound
 from workflows.models import RunLease, rows
@@ -23,16 +23,21 @@ HOLDER = """r.id = %(id)s AND r.claim_session_id = %(session_id)s
     AND (%(own)s::text IS NULL OR r.claimed_by = %(own)s)"""
 
 STOP = "stop"
+NOBODY = ""  # no agent has this id
 
 
 def own(actor: Actor) -> str | None:
-    """The only agent that `actor` may act for; None: any."""
-    return None if may_steer(actor) else actor.id
+    """The only agent that `actor` may act for; None: any. Staff who only read act for nobody, whatever their name."""
+    if may_steer(actor):
+        return None
+    return actor.id if actor.kind == "agent" else NOBODY
 
 
 def is_visible(row: Row, actor: Actor) -> bool:
-    """May `actor` see this run? Its target or owner, its creator, and whoever may steer."""
-    return may_steer(actor) or actor.id in (target_of(row), row["claimed_by"]) or row["key_space"] == str(actor)
+    """May `actor` see this run? Its target or owner, its creator, and whoever sees everything."""
+    if sees_everything(actor) or row["key_space"] == str(actor):
+        return True
+    return actor.kind == "agent" and actor.id in (target_of(row), row["claimed_by"])
 
 
 def target_of(row: Row) -> str | None:
@@ -63,12 +68,8 @@ def repeated(
     lease_no: int | None,
     actor: Actor,
     digest: str,
-    output_summary: str | None,
 ) -> Row | None:
-    """The answer to an ending call that this lease made before with the same body, as it was the first time.
-
-    `output_summary`: what that body says (JSON), for a run that an operator's override gave another output since.
-    """
+    """The answer to an ending call that this lease made before with the same body, as it was the first time."""
     mine = Q(run_id=run_id, session_id=session_id, end_verb=verb, end_digest=digest)
     if lease_no is not None:
         mine &= Q(lease_no=lease_no)
@@ -77,10 +78,7 @@ def repeated(
     lease = RunLease.objects.filter(mine).order_by("-lease_no").first()
     if lease is None or lease.end_outcome is None:
         return None
-    row, outcome = find(run_id), _outcome(lease.end_outcome)
-    if output_summary is not None and row["finished_at"] != outcome["finished_at"]:
-        outcome["output_summary"] = output_summary
-    return {**row, **outcome}
+    return {**find(run_id), **_outcome(lease.end_outcome)}
 
 
 def _outcome(stored: dict[str, Any]) -> Row:
@@ -111,13 +109,17 @@ def refusal(run_id: uuid.UUID, verb: str, *, session_id: str, lease_no: int | No
     if holds(row, session_id=session_id, lease_no=lease_no, actor=actor):
         return MoveNotAllowed(states.refusal(verb, row["status"]), run=run)
     if holds(row, session_id=session_id, lease_no=None, actor=actor):
-        return LeaseLost(
-            f"Lease {lease_no} of run {run_id} is over; the current one is {row['lease_no']}. Stop working on it.",
-            run=run,
-            directive=STOP,
-        )
+        return other_lease(lease_no, row, run)
     return LeaseLost(
         f"Session {session_id!r} is not, or no longer, the owner of run {run_id}. Stop working on it.",
+        run=run,
+        directive=STOP,
+    )
+
+
+def other_lease(lease_no: int | None, row: Row, run: dict[str, Any]) -> LeaseLost:
+    return LeaseLost(
+        f"Lease {lease_no} of run {row['id']} is not the current one, {row['lease_no']}. Stop working on it.",
         run=run,
         directive=STOP,
     )

@@ -10,7 +10,6 @@ from django.conf import settings
 
 from governance.actors import Actor
 from governance.models import Agent
-from governance.rules import may_steer
 from workflows import states
 from workflows.errors import AgentInactive, NotClaimable
 from workflows.lifecycle import fence
@@ -92,7 +91,7 @@ def _claimed_before(run_id: uuid.UUID, *, session_id: str, actor: Actor, agent_i
     row = fence.find(run_id)
     run = fence.present(row, actor)
     target = fence.target_of(row)
-    if (not may_steer(actor) and target != actor.id) or agent_id not in (None, target):
+    if fence.own(actor) not in (None, target) or agent_id not in (None, target):
         raise NotClaimable(f"The run is not for agent {agent_id or actor.id!r}.", run=run)
     if row["claim_session_id"] == session_id and not states.is_final(row["status"]):
         return row

@@ -38,12 +38,13 @@ UNLEASED = {
     "progress_message": "NULL",
 }
 
-# What a repeat of an ending call is answered with, beside what its own body said.
+# What a repeat of an ending call is answered with: all that later holders change. The output of a complete is the run's
+# last word (completed is never left); other verbs keep the output as it was, which is an empty one.
 OUTCOME = (
-    "status", "queued_at", "not_before", "target_agent_id", "dispatched_at", "claimed_at", "claimed_by",
+    "status", "current_step", "queued_at", "not_before", "target_agent_id", "dispatched_at", "claimed_at", "claimed_by",
     "claim_session_id", "lease_no", "started_at", "last_heartbeat_at", "deadline_at", "finished_at", "last_error",
-    "last_error_at", "dispatch_attempts", "gateway_session_active", "progress_percent", "progress_message",
-    "updated_at",
+    "last_error_at", "dispatch_attempts", "gateway_session_id", "gateway_session_active", "progress_percent",
+    "progress_message", "charge_agent_id", "charge_department_id", "charge_project", "updated_at",
 )  # fmt: skip
 
 BEGIN_LEASE = """
@@ -116,6 +117,8 @@ def statement(
         lease = f", lease AS ({BEGIN_LEASE}\n)"
     elif ends_lease:
         outcome = ", ".join(f"'{name}', moved.{name}" for name in OUTCOME)
+        if verb != "complete":
+            outcome += ", 'output_summary', moved.output_summary::text"
         lease = ", lease AS (%s\n)" % END_LEASE.format(  # noqa: UP031  (the text is full of braces and %(names)s)
             verb=verb,
             reason=reason,
