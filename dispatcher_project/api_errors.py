@@ -6,19 +6,28 @@ error's facts beside them (`run`, `directive`, …).
 
 from __future__ import annotations
 
+import logging
+import sys
 from http import HTTPStatus
 from typing import Any
 
 import orjson
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, RequestDataTooBig
+from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.views import defaults
 from rest_framework import exceptions
 from rest_framework.response import Response
 
 from dispatcher_project.errors import Conflict, DomainError, Invalid, NotFound, PreconditionFailed, Refused
 
+log = logging.getLogger(__name__)
+
 CONTENT_TYPE = "application/problem+json"
+RETRY_AFTER_SECONDS = 2
+DATABASE_GONE = (OperationalError, InterfaceError)
+DATABASE_GONE_DETAIL = "The database can't be reached at the moment; try again."
 FAMILIES: tuple[tuple[type[DomainError], int], ...] = (
     (NotFound, 404),
     (Invalid, 400),
@@ -51,6 +60,10 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     """DRF's exception handler. None (a bug) lets the error reach the log and `server_error`."""
     if isinstance(error, DomainError):
         return _domain(error)
+    if isinstance(error, DATABASE_GONE):
+        log.warning("Database unavailable: %s", _first_line(error))
+        gone = problem(503, code="database_unavailable", detail=DATABASE_GONE_DETAIL)
+        return _response(gone, {"Retry-After": str(RETRY_AFTER_SECONDS)})
     if isinstance(error, Http404):
         error = exceptions.NotFound()
     elif isinstance(error, PermissionDenied):
@@ -82,8 +95,8 @@ def _framework(error: exceptions.APIException) -> Response:
         code = getattr(detail, "code", code)
     if isinstance(error, exceptions.NotAuthenticated | exceptions.AuthenticationFailed):
         headers["WWW-Authenticate"] = getattr(error, "auth_header", "Bearer")
-    if isinstance(error, exceptions.Throttled) and error.wait is not None:
-        headers["Retry-After"] = str(int(error.wait) + 1)
+    if (wait := getattr(error, "wait", None)) is not None:  # Throttled
+        headers["Retry-After"] = str(int(wait) + 1)
     return _response(problem(error.status_code, code=code, detail=text, **facts), headers)
 
 
@@ -105,20 +118,42 @@ def _response(body: dict[str, Any], headers: dict[str, str] | None = None) -> Re
     return response
 
 
-# --- Django's own handlers, for what never reaches DRF (wired in urls.py) --------------------------------------------
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+# --- Django's own handlers, for what never reaches DRF (wired in urls.py). Pages for people stay pages ----------------
+
+
+def _for_programs(request: HttpRequest) -> bool:
+    return request.path.startswith(("/api", "/health"))
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponseBase:
+    if not _for_programs(request):
+        return defaults.bad_request(request, exception)
+    if isinstance(exception, RequestDataTooBig):
+        return respond(413, code="too_large", detail="The body is too large.")
     return respond(400, code="bad_request", detail="The request could not be understood.")
 
 
 def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponseBase:
+    if not _for_programs(request):
+        return defaults.permission_denied(request, exception)
     return respond(403, code="forbidden", detail="You may not do this.")
 
 
 def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponseBase:
+    if not _for_programs(request):
+        return defaults.page_not_found(request, exception)
     return respond(404, code="not_found", detail=f"There is nothing at {request.path[:200]}.")
 
 
 def server_error(request: HttpRequest) -> HttpResponseBase:
+    if isinstance(sys.exc_info()[1], DATABASE_GONE):
+        response = respond(503, code="database_unavailable", detail=DATABASE_GONE_DETAIL)
+        response["Retry-After"] = str(RETRY_AFTER_SECONDS)
+        return response
+    if not _for_programs(request):
+        return defaults.server_error(request)
     return respond(500, code="server_error", detail="The server failed; its log has the reason.")

@@ -179,6 +179,8 @@ REST_FRAMEWORK = {
     "DEFAULT_PARSER_CLASSES": ["workflows.api.parsers.StrictJSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["workflows.api.renderers.RunJSONRenderer"],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "workflows.api.negotiation.FirstRenderer",
+    "URL_FORMAT_OVERRIDE": None,
     "EXCEPTION_HANDLER": "dispatcher_project.api_errors.handle",
     "UNAUTHENTICATED_USER": None,
 }
@@ -188,6 +190,7 @@ SPECTACULAR_SETTINGS = {
     "DESCRIPTION": "Runs of work for fleets of AI agents: queued, dispatched, claimed, kept alive, completed.",
     "VERSION": "1",
     "SERVE_INCLUDE_SCHEMA": False,
+    "SERVE_AUTHENTICATION": [],
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",

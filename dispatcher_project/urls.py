@@ -1,11 +1,20 @@
-"""The whole URL map."""
+"""The whole URL map; `workflows/api/urls.py` has what lies under /api."""
 
 from __future__ import annotations
 
 from django.contrib import admin
-from django.urls import path
+from django.urls import include, path
+from django.views.generic import RedirectView
 
-urlpatterns = [path("admin/", admin.site.urls)]
+from workflows.api import health
+
+urlpatterns = [
+    path("", RedirectView.as_view(url="/admin/"), name="home"),
+    path("admin/", admin.site.urls),
+    path("api/", include("workflows.api.urls")),
+    path("health/live", health.live, name="live"),
+    path("health/ready", health.ready, name="ready"),
+]
 
 handler400 = "dispatcher_project.api_errors.bad_request"
 handler403 = "dispatcher_project.api_errors.permission_denied"

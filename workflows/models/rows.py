@@ -33,9 +33,25 @@ RULE_COLUMNS: dict[str, str] = {
 }
 
 _SELECTED = ", ".join([f"run.{name}" for name in COLUMNS] + [f"{sql} AS {name}" for name, sql in RULE_COLUMNS.items()])
+# In lists a payload larger than this many bytes stays in the database.
+TRIM_BYTES = 4096
 _RULE = "LEFT JOIN workflow_agent_routing rule ON rule.workflow_type = run.workflow_type"
 SELECT_FROM_MOVED = f"SELECT {_SELECTED} FROM moved run {_RULE}"  # noqa: S608  (constants only)
 SELECT = f"SELECT {_SELECTED} FROM workflow_runs run {_RULE}"  # noqa: S608
+
+
+def _large(name: str) -> str:
+    return f"octet_length(run.{name}::text) > {TRIM_BYTES}"
+
+
+_TRIMMED = ", ".join(
+    [
+        f"CASE WHEN {_large(name)} THEN NULL ELSE run.{name} END AS {name}" if name in PAYLOADS else f"run.{name}"
+        for name in COLUMNS
+    ]
+    + [f"{sql} AS {name}" for name, sql in RULE_COLUMNS.items()]
+)
+SELECT_TRIMMED = f"SELECT {_TRIMMED} FROM workflow_runs run {_RULE}"  # noqa: S608
 
 
 def read(cursor: CursorWrapper) -> list[Row]:
@@ -43,10 +59,13 @@ def read(cursor: CursorWrapper) -> list[Row]:
     return [dict(zip(names, values, strict=True)) for values in cursor.fetchall()]
 
 
-def select(condition: str, parameters: dict[str, Any]) -> list[Row]:
-    """Rows by an SQL condition (with its ORDER BY and LIMIT) on run and rule. `condition` is never input."""
+def select(condition: str, parameters: dict[str, Any], *, trimmed: bool = False) -> list[Row]:
+    """Rows by an SQL condition (with its ORDER BY and LIMIT) on run and rule. `condition` is never input.
+
+    `trimmed`: None in place of a payload larger than TRIM_BYTES.
+    """
     with connection.cursor() as cursor:
-        cursor.execute(f"{SELECT} WHERE {condition}", parameters)
+        cursor.execute(f"{SELECT_TRIMMED if trimmed else SELECT} WHERE {condition}", parameters)
         return read(cursor)
 
 
@@ -55,7 +74,7 @@ def get(run_id: uuid.UUID) -> Row | None:
     return rows[0] if rows else None
 
 
-def by_ids(ids: list[uuid.UUID]) -> list[Row]:
+def by_ids(ids: list[uuid.UUID], *, trimmed: bool = False) -> list[Row]:
     """The rows of these runs, in this order."""
-    found = {row["id"]: row for row in select("run.id = ANY(%(ids)s)", {"ids": ids})}
+    found = {row["id"]: row for row in select("run.id = ANY(%(ids)s)", {"ids": ids}, trimmed=trimmed)}
     return [found[pk] for pk in ids if pk in found]

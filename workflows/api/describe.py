@@ -1,0 +1,52 @@
+"""What the OpenAPI document says about each endpoint; kept out of the views, which say what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+
+from workflows import states
+from workflows.api import shapes
+from workflows.api.filters import FILTERS
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+PROBLEM = OpenApiResponse(OpenApiTypes.OBJECT, description="application/problem+json with a stable `code`")
+RUN = OpenApiResponse(OpenApiTypes.OBJECT, description="The run")
+
+
+def _query(name: str, **more: Any) -> OpenApiParameter:
+    return OpenApiParameter(name, location=OpenApiParameter.QUERY, **more)
+
+
+LIMIT = _query("limit", type=int, description="1 to 100; clamped")
+CURSOR = _query("cursor", description="from `next` or `previous`")
+PAGE = (LIMIT, CURSOR)
+
+
+def described(
+    *, body: type[shapes.Shape] | None = None, answer: Any = OpenApiTypes.OBJECT, status: int = 200, **more: Any
+) -> Callable[[Method], Method]:
+    responses = {status: answer, 400: PROBLEM, 401: PROBLEM, 403: PROBLEM, 404: PROBLEM, 409: PROBLEM}
+    return extend_schema(request=body, responses=responses, **more)
+
+
+def verb(body: type[shapes.Shape]) -> Callable[[Method], Method]:
+    return described(body=body, answer=RUN)
+
+
+_STATUS = _query("status", enum=list(states.STATES), many=True, description="repeatable")
+create = described(
+    body=shapes.Create,
+    answer=RUN,
+    status=201,
+    parameters=[OpenApiParameter("Idempotency-Key", location=OpenApiParameter.HEADER, description="1-200 characters")],
+)
+list_ = described(parameters=[_STATUS, *(_query(name) for name in FILTERS if name != "status"), *PAGE])
+pending = described(parameters=[LIMIT, _query("agent_id")])
+detail = described(answer=RUN)
+explain = described()
+stats = described()
