@@ -60,7 +60,7 @@ def _parse_one(value: Any, path: str) -> UsageReport:
 def _tokens(value: Any, path: str) -> int | None:
     if value is None:
         return None
-    if isinstance(value, Decimal) and value == value.to_integral_value():
+    if isinstance(value, Decimal) and value.is_finite() and value == value.to_integral_value():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS:
         raise Invalid(fields={path: "must be a whole number, 0 or more"})

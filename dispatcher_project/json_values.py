@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from decimal import Decimal
+import math
+from decimal import Context, Decimal, InvalidOperation
 from typing import Any, NoReturn
 
 import orjson
 
 MAX_DEPTH = 64
 MAX_INT = 2**63 - 1
+MAX_DIGITS = 10_000  # PostgreSQL stores 16383 places after the point
 
 
 class BadJSON(ValueError):
@@ -41,38 +43,51 @@ def loads(text: str | bytes) -> Any:
 
 def check(value: Any) -> None:
     """No NUL, no lone surrogate, not too deep. Errors: BadJSON with the path. Walks without recursion."""
-    stack: list[tuple[str, Any, int]] = [("", value, 1)]
+    stack: list[tuple[Place, Any, int]] = [(None, value, 1)]
     while stack:
-        path, item, depth = stack.pop()
+        place, item, depth = stack.pop()
         if isinstance(item, str):
-            _check_text(path, item)
+            _check_text(place, item)
         elif isinstance(item, dict | list):
             if depth > MAX_DEPTH:
                 raise BadJSON(f"Nested more than {MAX_DEPTH} levels deep.")
             pairs = item.items() if isinstance(item, dict) else enumerate(item)
             for key, child in pairs:
                 if isinstance(key, str):
-                    _check_text(path, key)
-                stack.append((f"{path}.{key}" if path else str(key), child, depth + 1))
+                    _check_text(place, key)
+                if isinstance(child, str | dict | list):
+                    stack.append(((place, key), child, depth + 1))
 
 
-def _check_text(path: str, text: str) -> None:
+# Where a value stands: its container's place and its key there. The path is written only when somebody reads it; a copy
+# for each value would make terabytes of one long key above many values.
+Place = tuple[Any, Any] | None
+
+
+def _check_text(place: Place, text: str) -> None:
     if "\x00" in text:
-        raise BadJSON(f"{_shown(path)}: text must not contain the NUL character.")
+        raise BadJSON(f"{_shown(place)}: text must not contain the NUL character.")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise BadJSON(f"{_shown(path)}: text must not contain half a surrogate pair.") from None
+        raise BadJSON(f"{_shown(place)}: text must not contain half a surrogate pair.") from None
 
 
-def _shown(path: str) -> str:
-    cleaned = path.replace("\x00", "\\u0000").encode("utf-8", "backslashreplace").decode()
-    return cleaned[:200] or "body"
+def _shown(place: Place) -> str:
+    keys: list[str] = []
+    while place is not None:
+        place, key = place
+        keys.append(str(key)[:200])
+    path = ".".join(reversed(keys)).replace("\x00", "\\u0000").encode("utf-8", "backslashreplace").decode()
+    return path[:200] or "body"
 
 
 def _fraction(text: str) -> Decimal:
-    number = Decimal(text)
-    if (number and not -400 < number.adjusted() < 309) or float(number) in (float("inf"), float("-inf")):
+    try:
+        number = Decimal(text) if len(text) <= MAX_DIGITS else None
+    except InvalidOperation:  # an exponent that not even a Decimal has
+        number = None
+    if number is None or not -400 < number.adjusted() < 309 or math.isinf(float(number)):
         raise BadJSON(f"The number {text[:40]} is out of range.")
     return number
 
@@ -96,7 +111,10 @@ def _default(value: Any) -> Any:
 
 def plain(value: Decimal) -> str:
     """A decimal as a JSON number without an exponent where that stays short, and without trailing zeros."""
-    normal = value.normalize()
+    if not value:
+        return "0"
+    # In a context as wide as the number: the usual one rounds to 28 digits.
+    normal = value.normalize(Context(prec=max(1, len(value.as_tuple().digits))))
     return f"{normal:f}" if -20 <= normal.adjusted() <= 25 else str(normal)
 
 

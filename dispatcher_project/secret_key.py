@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from pathlib import Path
 
 
@@ -15,8 +16,9 @@ def load_or_create(data_dir: Path) -> str:
     except FileNotFoundError:
         pass
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = data_dir / f"secret_key.{os.getpid()}"
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    # Not named after our pid: it is 1 in each of several containers that share the directory.
+    descriptor, name = tempfile.mkstemp(prefix="secret_key.", dir=data_dir)  # 0600
+    draft = Path(name)
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_urlsafe(48))
     try:

@@ -40,7 +40,7 @@ READER = Actor("staff", "a1")  # staff who may only read, spelled like the agent
 
 
 def arrange(situation: str, **columns: Any) -> WorkflowRun:
-    """A run of a1 whose second lease is session s1's, as its first was; beside it one in flight, of the same session."""
+    """A run of a1; its second lease is session s1's, as its first was. Beside it another of that session, in flight."""
     AgentFactory(agent_id="a1")
     AgentFactory(agent_id="a2")
     RoutingRuleFactory(max_concurrent=5)
