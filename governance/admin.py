@@ -11,10 +11,8 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.safestring import SafeString
-from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_variables
 
-from dispatcher_project.pubsub import ring
 from governance.ages import ago
 from governance.models import Agent, AgentToken, Department
 from governance.models.token import MAX_DAYS
@@ -53,6 +51,7 @@ class AgentForm(VersionedForm):
 @admin.register(Agent)
 class AgentAdmin(StaffAdmin):
     form = AgentForm
+    rings_as = "agent"
     list_display = ("agent_id", "display_name", "role", "department", "skills", "limit", "availability", "heard_from")
     list_filter = ("role", "active", "department")
     list_select_related = ("department", "activity")
@@ -68,7 +67,7 @@ class AgentAdmin(StaffAdmin):
             },
         ),
     )
-    empty_hint = "No agents yet. Add one, then issue a token for it under Tokens."
+    empty_hint = "No agents yet. Add one, then issue a token for it under Agent tokens."
 
     @admin.display(description="Capabilities")
     def skills(self, agent: Agent) -> str:
@@ -87,19 +86,10 @@ class AgentAdmin(StaffAdmin):
         activity = getattr(agent, "activity", None)
         return ago(activity.last_seen_at if activity else None, agent.read_at)
 
-    def save_model(self, request: HttpRequest, obj: Agent, form: Any, change: bool) -> None:
-        super().save_model(request, obj, form, change)
-        ring(f"agent:{obj.pk}")
-
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> tuple[Any, Any, Any, Any]:
         """Its tokens go with it, though nobody may delete a token by itself."""
         to_delete, counts, missing, protected = super().get_deleted_objects(objs, request)
         return to_delete, counts, missing - {AgentToken._meta.verbose_name}, protected
-
-    def delete_model(self, request: HttpRequest, obj: Agent) -> None:
-        agent_id = obj.pk
-        super().delete_model(request, obj)
-        ring(f"agent:{agent_id}")
 
 
 class IssueForm(forms.Form):
@@ -164,6 +154,4 @@ class AgentTokenAdmin(ReadOnlyAdmin):
 
     def _page(self, request: HttpRequest, template: str, title: str, **context: Any) -> HttpResponse:
         context |= {**self.admin_site.each_context(request), "title": title, "opts": self.opts, "media": self.media}
-        page = never_cache(lambda request: TemplateResponse(request, template, context))
-        response: HttpResponse = page(request)
-        return response
+        return TemplateResponse(request, template, context)

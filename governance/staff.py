@@ -15,6 +15,7 @@ from django.utils.functional import cached_property
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from dispatcher_project.pubsub import ring
 from governance.actors import Actor
 from governance.rules import may_configure
 
@@ -60,6 +61,7 @@ class StaffAdmin(admin.ModelAdmin):
     paginator = CountingUpTo
     list_per_page = 50
     empty_hint = ""
+    rings_as: str | None = None  # what a changed row is to the dispatchers: "type", "agent"
 
     class Media:
         css = {"all": ["governance/admin.css"]}
@@ -89,6 +91,24 @@ class StaffAdmin(admin.ModelAdmin):
         """A row keeps its name: others refer to it by that."""
         fields = super().get_readonly_fields(request, obj)
         return [*fields, self.model._meta.pk.name] if obj else fields
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        super().save_model(request, obj, form, change)
+        self._ring([obj.pk])
+
+    def delete_model(self, request: HttpRequest, obj: Any) -> None:
+        pk = obj.pk
+        super().delete_model(request, obj)
+        self._ring([pk])
+
+    def delete_queryset(self, request: HttpRequest, queryset: models.QuerySet[Any]) -> None:
+        pks = list(queryset.values_list("pk", flat=True))
+        super().delete_queryset(request, queryset)
+        self._ring(pks)
+
+    def _ring(self, pks: list[str]) -> None:
+        if self.rings_as:
+            ring(*(f"{self.rings_as}:{pk}" for pk in pks))
 
 
 class ReadOnlyAdmin(StaffAdmin):

@@ -10,7 +10,6 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from dispatcher_project.pubsub import ring
 from governance.models import Agent
 from governance.staff import StaffAdmin, Suggesting, VersionedForm, badge
 from routing.models import RoutingRule
@@ -35,6 +34,7 @@ class RoutingRuleForm(VersionedForm):
 @admin.register(RoutingRule)
 class RoutingRuleAdmin(StaffAdmin):
     form = RoutingRuleForm
+    rings_as = "type"
     list_display = ("workflow_type", "agent", "priority", "max_concurrent", "timeout", "max_attempts", "availability")
     list_filter = ("active",)
     search_fields = ("workflow_type", "agent_id")
@@ -64,14 +64,8 @@ class RoutingRuleAdmin(StaffAdmin):
 
     def save_model(self, request: HttpRequest, obj: RoutingRule, form: Any, change: bool) -> None:
         super().save_model(request, obj, form, change)
-        ring(f"type:{obj.pk}")
         if not Agent.objects.filter(pk=obj.agent_id).exists():
             messages.warning(
                 request,
                 f"No agent {obj.agent_id!r} is known. The rule is saved; its runs go out when that agent polls.",
             )
-
-    def delete_model(self, request: HttpRequest, obj: RoutingRule) -> None:
-        workflow_type = obj.pk
-        super().delete_model(request, obj)
-        ring(f"type:{workflow_type}")

@@ -1,0 +1,3 @@
+from tests.staff import rung
+
+__all__ = ["rung"]
