@@ -25,6 +25,10 @@ MAX_RETRY_AFTER_SECONDS = 30 * 24 * 3600
 # Doubles with each hand-out, from half a minute to an hour, ±20 % so that runs that failed together don't return so.
 BACK_OFF = "interval '1 second' * LEAST(3600, 30 * power(2, r.dispatch_attempts - 1)) * (0.8 + 0.4 * random())"
 
+# The lease that ends must be one that the statement sees: while it waited for the lock, the run may have been given
+# back, handed out and claimed again by a session of the same name; its snapshot is older than that. Then once more.
+_HOLDER = f"""{fence.HOLDER} AND EXISTS (SELECT FROM run_leases lease
+    WHERE lease.run_id = r.id AND lease.lease_no = r.lease_no AND lease.ended_at IS NULL)"""
 # Under `lock`, for who may end a run without its session.
 _ANY_HOLDER = "r.id = %(id)s AND (%(lease_no)s::int IS NULL OR r.lease_no = %(lease_no)s)"
 
@@ -54,7 +58,7 @@ RELEASE_TO = "CASE WHEN p.from_status = 'paused' THEN 'paused' ELSE 'queued' END
 
 
 def _ending(verb: str, guard: str, **parts: Any) -> str:
-    return statement(verb, pick=guard, ends_lease=True, repeatable=guard is fence.HOLDER, **parts)
+    return statement(verb, pick=guard, ends_lease=True, repeatable=guard is _HOLDER, **parts)
 
 
 def _complete(guard: str) -> str:
@@ -65,9 +69,9 @@ def _fail(guard: str) -> str:
     return _ending("fail", guard, sets=_FAILED, picked=_FAIL_PICKED, to=_FAIL_TO)
 
 
-COMPLETE, COMPLETE_WITHOUT_SESSION = _complete(fence.HOLDER), _complete(_ANY_HOLDER)
-FAIL, FAIL_WITHOUT_SESSION = _fail(fence.HOLDER), _fail(_ANY_HOLDER)
-RELEASE = _ending("release", fence.HOLDER, sets=_RELEASED, to=RELEASE_TO)
+COMPLETE, COMPLETE_WITHOUT_SESSION = _complete(_HOLDER), _complete(_ANY_HOLDER)
+FAIL, FAIL_WITHOUT_SESSION = _fail(_HOLDER), _fail(_ANY_HOLDER)
+RELEASE = _ending("release", _HOLDER, sets=_RELEASED, to=RELEASE_TO)
 
 
 def complete(
@@ -173,7 +177,8 @@ def _end(
             raise Invalid(fields={"session_id": "is needed: only the session that holds the run may end it"})
         return _end_without_session(verb, run_id, without_session, actor=actor, parameters=parameters)
     digest = fence.body_digest(verb, body)
-    moved = move(with_session, {**parameters, "session_id": session_id, "own": fence.own(actor), "digest": digest})
+    parameters |= {"session_id": session_id, "own": fence.own(actor), "digest": digest}
+    moved = move(with_session, parameters) or _once_more(verb, with_session, parameters, actor)
     if moved:
         return _slot_freed(moved[0], actor)
     before = fence.repeated(
@@ -187,6 +192,18 @@ def _end(
     if before is None:
         raise fence.refusal(run_id, verb, session_id=session_id, lease_no=lease_no, actor=actor)
     return before
+
+
+def _once_more(verb: str, sql: str, parameters: dict[str, Any], actor: Actor) -> list[Row]:
+    """For the holder of a lease that began while the first attempt waited: in a statement younger than the lock."""
+    row = fence.find(parameters["id"])
+    if row["status"] not in states.MOVES[verb].sources:
+        return []
+    if not fence.holds(row, session_id=parameters["session_id"], lease_no=parameters["lease_no"], actor=actor):
+        return []
+    with transaction.atomic():
+        lock(row["id"])
+        return move(sql, parameters)
 
 
 def _end_without_session(verb: str, run_id: uuid.UUID, sql: str, *, actor: Actor, parameters: dict[str, Any]) -> Row:
