@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 CONTENT_TYPE = "application/problem+json"
 RETRY_AFTER_SECONDS = 2
+# A 503 is an answer, and says itself what is away: no line for each caller.
+logging.getLogger("django.request").addFilter(lambda record: getattr(record, "status_code", None) != 503)
 DATABASE_GONE = (OperationalError, InterfaceError)
 DATABASE_GONE_DETAIL = "The database can't be reached at the moment; try again."
 FAMILIES: tuple[tuple[type[DomainError], int], ...] = (

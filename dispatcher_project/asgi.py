@@ -72,8 +72,22 @@ async def _http(scope: Message, receive: Receive, send: Send) -> None:
         await _answer(send, refused.status, text, CONTENT_TYPE, (b"connection", b"close"))
     except ClientLeft:
         pass
+    except asyncio.CancelledError:  # the server stops, and nothing was done yet
+        await _stopping(send, 503, "server_stopping", "The server is stopping; try again.")
     else:
-        await _threads(_with_length(scope, len(body)), _replay(body, receive), send)
+        await _in_a_thread(_with_length(scope, len(body)), _replay(body, receive), send)
+
+
+async def _in_a_thread(scope: Message, receive: Receive, send: Send) -> None:
+    try:
+        await _threads(scope, receive, send)
+    except asyncio.CancelledError:  # the server stops, and the thread may still commit
+        await _stopping(send, 500, "outcome_unknown", "The server stopped before the outcome was known.")
+
+
+async def _stopping(send: Send, status: int, code: str, detail: str) -> None:
+    with contextlib.suppress(RuntimeError):  # the answer was under way
+        await _answer(send, status, orjson.dumps(problem(status, code=code, detail=detail)), CONTENT_TYPE)
 
 
 async def _body(headers: dict[bytes, bytes], receive: Receive) -> bytes:

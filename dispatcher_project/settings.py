@@ -73,7 +73,7 @@ for _alias, _database in DATABASES.items():
     _database["OPTIONS"].setdefault("connect_timeout", 5)
     _database["OPTIONS"].setdefault("application_name", f"workflow-dispatcher {' '.join(sys.argv[1:2])}".strip())
     _database["CONN_MAX_AGE"] = 0 if WEB_PROCESS else None
-    _database["CONN_HEALTH_CHECKS"] = not WEB_PROCESS
+    _database["CONN_HEALTH_CHECKS"] = True  # in the pool, too: nobody is handed a connection that a restart killed
 if WEB_PROCESS:
     # A thread uses one connection at a time, so a pool of that size is never exhausted by our own threads.
     DATABASES["default"]["OPTIONS"]["pool"] = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from django.conf import settings
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 
@@ -45,8 +47,38 @@ create = described(
     status=201,
     parameters=[OpenApiParameter("Idempotency-Key", location=OpenApiParameter.HEADER, description="1-200 characters")],
 )
-list_ = described(parameters=[_STATUS, *(_query(name) for name in FILTERS if name != "status"), *PAGE])
+list_ = described(
+    operation_id="workflow_runs_list",
+    parameters=[_STATUS, *(_query(name) for name in FILTERS if name != "status"), *PAGE],
+)
 pending = described(parameters=[LIMIT, _query("agent_id")])
 detail = described(answer=RUN)
 explain = described()
 stats = described()
+
+
+class BearerToken(OpenApiAuthenticationExtension):
+    target_class = "workflows.api.authentication.AgentTokenAuthentication"
+    name = "token"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
+        return {"type": "http", "scheme": "bearer"}
+
+
+class StaffSession(OpenApiAuthenticationExtension):
+    target_class = "workflows.api.authentication.StaffSessionAuthentication"
+    name = "session"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
+        return {"type": "apiKey", "in": "cookie", "name": settings.SESSION_COOKIE_NAME}
+
+
+class FromThisMachine(OpenApiAuthenticationExtension):
+    target_class = "workflows.api.authentication.AnonymousLoopbackAuthentication"
+    name = []  # no scheme: nothing has to be sent
+
+    def get_security_requirement(self, auto_schema: Any) -> Any:
+        return {} if settings.API_ANONYMOUS_LOOPBACK else None
+
+    def get_security_definition(self, auto_schema: Any) -> list[dict[str, Any]]:
+        return []

@@ -27,7 +27,7 @@ class Agents(View):
     permission_classes = [OperatorsWrite]
     parameters: ClassVar = {"list": ("limit", "cursor")}
 
-    @described(parameters=[*PAGE])
+    @described(operation_id="agents_list", parameters=[*PAGE])
     def list(self, request: Request) -> Response:
         agents = Agent.objects.select_related("activity")
         return Response(_page(self, request, agents, "agent_id", "agents", _agent))

@@ -24,7 +24,7 @@ COLUMNS = (
 class Routes(View):
     permission_classes = [OperatorsWrite]
 
-    @described()
+    @described(operation_id="workflow_routing_list")
     def list(self, request: Request) -> Response:
         """All of them, the strongest first."""
         return Response({"routes": _shown(list(RoutingRule.objects.order_by("-priority", "workflow_type")))})
