@@ -247,7 +247,10 @@ def test_refusal_shows_how_the_run_stands(agent: Agent, server: ScriptedServer) 
     ]
 
 
-def test_field_errors_are_listed(agent: Agent, server: ScriptedServer) -> None:
+def test_field_errors_are_listed_unless_the_detail_has_them(agent: Agent, server: ScriptedServer) -> None:
+    blank = {"field": "workflow_type", "message": "Blank."}
+    server.script = [problem(400, "invalid", "workflow_type: Blank.", errors=[blank])]
+    assert agent("submit", "").err == "dispatcher-agent: workflow_type: Blank.\n"
     errors = [{"field": "priority", "message": "Too large."}, {"field": "", "message": "All wrong."}, "odd"]
     server.script = [problem(400, "invalid", "Invalid input", errors=errors)]
     assert agent("submit", "doc").err.splitlines() == [

@@ -202,7 +202,7 @@ def _explanation(error: ClientError) -> list[str]:
     """Plain lines below an error: how the run stands, what to do now."""
     if isinstance(error, ApiProblem):
         lines = present_state(error.run, columns=COLUMNS) if error.run else []
-        if error.problem.get("directive") == "stop":
+        if error.problem.get("directive") == "stop" and "stop working" not in error.detail.lower():
             lines.append("  Stop working on this run.")
         if error.status == 401 and error.anonymous:
             lines += wrap(f"No token was sent: set {config.TOKEN_VARIABLE}.", COLUMNS, first="  ", rest="  ")

@@ -56,6 +56,8 @@ class Screen:
         lines = wrap(error.detail, COLUMNS, first="dispatcher-agent: ", rest="  ")
         if isinstance(error, ApiProblem):
             for field, message in error.field_errors:
+                if message in error.detail:  # the detail may be all of them in a row
+                    continue
                 lines += wrap(f"{field}: {message}" if field else message, COLUMNS, first="  ", rest="    ")
         self._write(sys.stderr, [*lines, *more])
 

@@ -134,11 +134,10 @@ def _holder(run: Run) -> str:
 
 
 def _waiting(run: Run, now: datetime | None) -> list[str]:
-    attempts, allowed = run.get("dispatch_attempts"), run.get("max_attempts")
     parts = [f"for {clean(run['target_agent_id'])}" if run.get("target_agent_id") else ""]
     parts.append(f"priority {run['priority']}" if run.get("priority") is not None else "")
     parts.append(f"dispatched {ago(run['dispatched_at'], now)}" if run.get("dispatched_at") else "")
-    parts.append(f"attempt {attempts}" + (f"/{allowed}" if allowed else "") if attempts else "")
+    parts.append(f"attempt {_attempts(run, '/')}" if run.get("dispatch_attempts") else "")
     return parts
 
 
@@ -150,7 +149,7 @@ def _facts(run: Run, columns: int, *, skip: tuple[str, ...] = ()) -> list[Line]:
         ("deadline", "deadline_at", None if has_ended(run) else _time(run.get("deadline_at"))),
         ("waiting", "", _hold(run) if run.get("hold_reason") else None),
         ("not before", "", _time(run.get("not_before")) if run.get("status") == "queued" else None),
-        ("attempts", "", _attempts(run)),
+        ("attempts", "", _attempts(run, " of ") if run.get("dispatch_attempts") else None),
         ("last error", "", run.get("last_error") if run.get("status") != "completed" else None),
     ]
     shown = [(label, value) for label, key, value in facts if value and key not in skip]
@@ -162,9 +161,12 @@ def _hold(run: Run) -> str:
     return f"{reason} (no rule and no agent takes this type yet)" if run["hold_reason"] == "no_route" else reason
 
 
-def _attempts(run: Run) -> str | None:
-    attempts, allowed = run.get("dispatch_attempts"), run.get("max_attempts")
-    return f"{attempts} of {allowed}" if attempts and allowed else None
+def _attempts(run: Run, of: str) -> str:
+    """`1 of 3`; the run's own limit is null where the rule's holds, which then is in `max_retries`."""
+    allowed, retries = run.get("max_attempts"), run.get("max_retries")
+    if allowed is None and isinstance(retries, int):
+        allowed = retries + 1
+    return f"{run['dispatch_attempts']}{f'{of}{allowed}' if allowed else ''}"
 
 
 def _time(value: object) -> str | None:
