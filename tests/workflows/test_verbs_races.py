@@ -225,7 +225,7 @@ def test_two_dispatchers_hand_a_run_out_once():
 
 
 def test_a_hundred_completions_against_the_sweeps_that_end_them():
-    """Each run ends once, and whoever was told 200 is right (B004)."""
+    """Each run ends once, and whoever was told 200 is right (rails/solid_queue#589)."""
     runs = [
         make_run("running", session=f"s{n}", now=long_ago(), dispatch_attempts=3, timeout_minutes=60)
         for n in range(100)
@@ -316,7 +316,7 @@ def test_a_silent_run_whose_heartbeat_is_under_way_is_left_alone():
     ],
 )
 def test_two_sweeps_at_once_move_each_run_once(state, call, verb):
-    """B006: one clean-up, one entry, no attempt burned by the second."""
+    """One clean-up, one entry, no attempt burned by the second (apache/airflow#51969)."""
     runs = [make_run(state, now=long_ago()) for _ in range(30)]
     swept = together(*[partial(call, actor=DISPATCHER, limit=20)] * 3)
     ids = [row["id"] for rows in swept for row in rows]
