@@ -7,7 +7,7 @@ from typing import Any
 from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.safestring import SafeString
@@ -16,11 +16,12 @@ from django.views.decorators.debug import sensitive_variables
 from governance.ages import ago
 from governance.models import Agent, AgentToken, Department
 from governance.models.token import MAX_DAYS
-from governance.staff import ReadOnlyAdmin, StaffAdmin, VersionedForm, actor, badge
+from governance.staff import ReadAt, ReadOnlyAdmin, StaffAdmin, VersionedForm, actor, badge
 
 admin.site.site_header = "Workflow Dispatcher"
 admin.site.site_title = "Workflow Dispatcher"
 admin.site.index_title = "Runs, routing and fleet"
+admin.site.enable_nav_sidebar = False  # the lists need the width
 
 TOKEN_COLOURS = {"active": "green", "expired": "amber", "revoked": "grey"}
 
@@ -93,6 +94,7 @@ class AgentAdmin(StaffAdmin):
 
 
 class IssueForm(forms.Form):
+    required_css_class = "required"
     agent = forms.ModelChoiceField(Agent.objects.all(), help_text="Whoever has the token acts as this agent.")
     days = forms.IntegerField(
         required=False,
@@ -103,12 +105,29 @@ class IssueForm(forms.Form):
     )
 
 
+class TokenStateFilter(admin.SimpleListFilter):
+    title = "state"
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(state, state.capitalize()) for state in TOKEN_COLOURS]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[AgentToken]) -> QuerySet[AgentToken]:
+        expired = Q(expires_at__isnull=False, expires_at__lte=ReadAt())
+        chosen = {
+            "active": Q(revoked_at=None) & ~expired,
+            "expired": Q(revoked_at=None) & expired,
+            "revoked": Q(revoked_at__isnull=False),
+        }.get(self.value() or "")
+        return queryset.filter(chosen) if chosen is not None else queryset
+
+
 @admin.register(AgentToken)
 class AgentTokenAdmin(ReadOnlyAdmin):
     """Issued and revoked, never edited. The plain token is on the page that answers the form, and nowhere else."""
 
     list_display = ("key", "agent_id", "validity", "created_at", "created_by", "expires_at", "used")
-    list_filter = (("revoked_at", admin.EmptyFieldListFilter), "agent")
+    list_filter = (TokenStateFilter, "agent")
     search_fields = ("key", "agent__agent_id")
     search_help_text = "Key or agent"
     fields = ("key", "agent", "created_by", "created_at", "expires_at", "revoked_at", "last_used_at")

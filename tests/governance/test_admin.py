@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.contrib.messages import get_messages
 from django.urls import reverse, reverse_lazy
@@ -172,3 +174,14 @@ def test_operators_revoke(kind, revoked):
     if revoked:
         with pytest.raises(TokenRefused):
             authenticate(plain)
+
+
+def test_tokens_are_filtered_by_state(operator):
+    now, agent = clock.now(), AgentFactory(agent_id="a1")
+    AgentTokenFactory(key="good", agent=agent, expires_at=now + timedelta(days=1))
+    AgentTokenFactory(key="endless", agent=agent)
+    AgentTokenFactory(key="old", agent=agent, expires_at=now - timedelta(days=1))
+    AgentTokenFactory(key="gone", agent=agent, expires_at=now - timedelta(days=1), revoked_at=now)
+    for state, expected in (("active", {"good", "endless"}), ("expired", {"old"}), ("revoked", {"gone"})):
+        rows = operator.get(TOKENS, {"state": state}).context["cl"].result_list
+        assert {(row.pk, row.state(now)) for row in rows} == {(key, state) for key in expected}

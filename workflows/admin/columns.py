@@ -15,6 +15,7 @@ from workflows.admin import looks
 from workflows.models import WorkflowRun
 
 NOTE_CHARACTERS = 80
+NOTHING = ("{\n}", "null")  # as jsonb_pretty writes it
 
 
 class RunColumns:
@@ -23,7 +24,9 @@ class RunColumns:
     @admin.display(description="Run", ordering="workflow_type")
     def run(self, run: WorkflowRun) -> SafeString:
         """Its type and the end of its id: a UUIDv7 begins with the time, which neighbours share."""
-        return format_html("{} <span class='quiet mono'>…{}</span>", run.workflow_type, str(run.pk)[-8:])
+        return format_html(
+            "<span class='nowrap'>{}</span> <span class='quiet mono'>…{}</span>", run.workflow_type, str(run.pk)[-8:]
+        )
 
     @admin.display(description="Status", ordering="status")
     def state(self, run: WorkflowRun) -> SafeString:
@@ -69,20 +72,24 @@ class RunColumns:
         return format_html('<a href="{}">{}</a>', address, run.workflow_type)
 
     @admin.display(description="Agent")
-    def agent_link(self, run: WorkflowRun) -> str | SafeString:
-        name = run.target_agent_id or run.owner_agent_id
+    def agent_link(self, run: Any) -> str | SafeString:
+        """Whom it went to, else whom it names, else whom the rule says right now."""
+        name = run.target_agent_id or run.owner_agent_id or run.rule_agent
         if not name:
-            return "– (its rule says, when it is dispatched)"
-        return format_html('<a href="{}">{}</a>', reverse("admin:governance_agent_change", args=[name]), name)
+            return "–"
+        by_rule = "" if run.target_agent_id or run.owner_agent_id else " by its rule"
+        return format_html(
+            '<a href="{}">{}</a>{}', reverse("admin:governance_agent_change", args=[name]), name, by_rule
+        )
 
     @admin.display(description="Made by")
-    def made_by(self, run: WorkflowRun) -> str:
+    def made_by(self, run: Any) -> str:
         said = f", for {run.initiator}" if run.initiator else ""
-        return f"{run.key_space}{said}, {ago(run.created_at, run.read_at)}"  # type: ignore[attr-defined]
+        return f"{run.key_space}{said}, {ago(run.created_at, run.read_at)}"
 
     @admin.display(description="Attempts")
-    def hand_outs(self, run: WorkflowRun) -> str:
-        limit = run.max_attempts or f"the rule's limit, else {settings.DISPATCHER_MAX_DISPATCH_RETRIES}"
+    def hand_outs(self, run: Any) -> str:
+        limit = run.max_attempts or run.rule_max_attempts or settings.DISPATCHER_MAX_DISPATCH_RETRIES
         return f"{run.dispatch_attempts} of {limit}"
 
     @admin.display(description="Heartbeat")
@@ -90,13 +97,15 @@ class RunColumns:
         return ago(run.last_heartbeat_at, run.read_at) if run.last_heartbeat_at else "–"
 
     @admin.display(description="Input")
-    def input(self, run: Any) -> SafeString:
+    def input(self, run: Any) -> str | SafeString:
         return payload(run.input_text)
 
     @admin.display(description="Output")
-    def output(self, run: Any) -> SafeString:
+    def output(self, run: Any) -> str | SafeString:
         return payload(run.output_text)
 
 
-def payload(text: str) -> SafeString:
+def payload(text: str) -> str | SafeString:
+    if text in NOTHING:
+        return "–"
     return format_html("<pre class='payload'>{}</pre>", text)

@@ -6,6 +6,7 @@ import uuid
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.contrib.admin.widgets import AdminSplitDateTime
 
 from dispatcher_project import json_values
@@ -34,6 +35,7 @@ class JSONText(forms.CharField):
 
 
 class LaunchForm(forms.Form):
+    required_css_class = "required"
     workflow_type = forms.CharField(
         label="Type",
         max_length=100,
@@ -60,7 +62,9 @@ class LaunchForm(forms.Form):
         initial=0, min_value=MIN_INT, max_value=MAX_INT, help_text="Higher goes first within its type."
     )
     not_before = forms.SplitDateTimeField(
-        required=False, widget=AdminSplitDateTime, help_text="Not dispatched before this time. Empty: now."
+        required=False,
+        widget=AdminSplitDateTime,
+        help_text=f"Not dispatched before this time ({settings.TIME_ZONE}). Empty: now.",
     )
     max_attempts = forms.IntegerField(
         required=False,

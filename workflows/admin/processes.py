@@ -18,11 +18,11 @@ SILENT_AFTER = timedelta(seconds=90)
 
 @admin.register(ProcessInstance)
 class ProcessAdmin(ReadOnlyAdmin):
-    list_display = ("kind", "where", "condition", "heard_from", "started_at", "tick", "trouble")
+    list_display = ("kind", "where", "condition", "heard_from", "up_since", "tick", "trouble")
     list_display_links = ("kind", "where")
-    list_filter = ("kind", ("stopped_at", admin.EmptyFieldListFilter))
+    list_filter = ("kind",)
     ordering = ("-last_seen_at",)
-    sortable_by = ("kind", "heard_from", "started_at")
+    sortable_by = ("kind", "heard_from", "up_since")
     empty_hint = "No process was heard from yet. `python3 -m dispatcher_project up` starts all three."
     fields = (
         "kind",
@@ -40,7 +40,9 @@ class ProcessAdmin(ReadOnlyAdmin):
 
     @admin.display(description="Where", ordering="host")
     def where(self, process: ProcessInstance) -> SafeString:
-        return format_html("{}<span class='quiet'> process {}</span>", process.host, process.pid)
+        return format_html(
+            "<span class='nowrap'>{}<span class='quiet'> process {}</span></span>", process.host, process.pid
+        )
 
     @admin.display(description="State")
     def condition(self, process: Any) -> SafeString:
@@ -51,6 +53,10 @@ class ProcessAdmin(ReadOnlyAdmin):
     @admin.display(description="Heard from", ordering="last_seen_at")
     def heard_from(self, process: Any) -> str:
         return ago(process.last_seen_at, process.read_at)
+
+    @admin.display(description="Started", ordering="started_at")
+    def up_since(self, process: Any) -> str:
+        return ago(process.started_at, process.read_at)
 
     @admin.display(description="Last tick")
     def tick(self, process: Any) -> str:

@@ -8,13 +8,14 @@ from typing import Any
 from django.conf import settings
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.db.models import Func, Q, QuerySet, TextField
+from django.db.models import Func, OuterRef, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Left
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import path
 
 from governance.staff import ReadAt, ReadOnlyAdmin, StaffChangeList, actor
+from routing.models import RoutingRule
 from workflows import admission
 from workflows.admin import filters, pages
 from workflows.admin.columns import RunColumns
@@ -24,7 +25,7 @@ from workflows.models import WorkflowRun, rows
 
 SHOWN_CHARACTERS = 200_000
 LISTED = (
-    "id", "workflow_type", "status", "owner_agent_id", "target_agent_id", "priority", "not_before",
+    "id", "workflow_type", "status", "owner_agent_id", "target_agent_id", "priority", "not_before", "max_attempts",
     "dispatch_attempts", "last_heartbeat_at", "progress_percent", "progress_message", "last_error", "created_at",
 )  # fmt: skip
 
@@ -36,11 +37,16 @@ class Pretty(Func):
     output_field = TextField()
 
 
+def rule_of_run() -> QuerySet[RoutingRule]:
+    return RoutingRule.objects.filter(pk=OuterRef("workflow_type"))
+
+
 class RunChangeList(StaffChangeList):
     """Without payloads; with why each waiting run of the page waits, asked once for all."""
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Any]:
-        return super().get_queryset(request, exclude_parameters).only(*LISTED)
+        found = super().get_queryset(request, exclude_parameters).only(*LISTED)
+        return found.annotate(rule_max_attempts=rule_of_run().values("max_attempts"))
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
@@ -61,33 +67,21 @@ class RunAdmin(RunColumns, ReadOnlyAdmin):
     empty_hint = "No runs yet. Launch one with “Add run”, by `dispatcher-agent submit`, or by POST /api/workflow-runs."
     change_form_template = "workflows/run.html"
     fieldsets = (
-        (
-            None,
-            {"fields": ("state", "type_link", "agent_link", "id", "made_by", "priority", "not_before", "hand_outs")},
-        ),
-        (
-            "Lease",
-            {
-                "fields": (
-                    "claimed_by", "claim_session_id", "lease_no", "current_step", "progress", "heartbeat", "deadline_at"
-                )
-            },
-        ),
-        (
-            "Times",
-            {"fields": ("created_at", "queued_at", "dispatched_at", "claimed_at", "started_at", "finished_at")},
-        ),
-        ("Payload", {"fields": ("input", "output", "last_error", "last_error_at")}),
-        (
-            "Usage and charge",
-            {
-                "classes": ("collapse",),
-                "fields": (
-                    "model_id", "input_tokens", "output_tokens", "cached_tokens", "cost_estimate", "currency",
-                    "reported_at", "charge_agent_id", "charge_department_id", "charge_project",
-                ),
-            },
-        ),
+        (None, {"fields": (
+            ("state", "type_link", "agent_link"), ("id", "made_by"), ("priority", "hand_outs", "not_before"),
+        )}),
+        ("Lease", {"fields": (
+            ("claimed_by", "claim_session_id", "lease_no"), ("current_step", "progress"), ("heartbeat", "deadline_at"),
+        )}),
+        ("Times", {"fields": (
+            ("created_at", "queued_at", "dispatched_at"), ("claimed_at", "started_at", "finished_at"),
+        )}),
+        ("Payload", {"fields": ("input", "output", ("last_error", "last_error_at"))}),
+        ("Usage and charge", {"classes": ("collapse",), "fields": (
+            ("model_id", "input_tokens", "output_tokens", "cached_tokens"),
+            ("cost_estimate", "currency", "reported_at"),
+            ("charge_agent_id", "charge_department_id", "charge_project"),
+        )}),
     )  # fmt: skip
 
     # --- who may what
@@ -150,11 +144,14 @@ class RunAdmin(RunColumns, ReadOnlyAdmin):
             pk = WorkflowRun._meta.pk.to_python(object_id)
         except ValidationError:
             return None
+        rule = rule_of_run()
         return (
             self.get_queryset(request)
             .defer("input_payload", "output_summary")
             .annotate(
                 read_at=ReadAt(),
+                rule_agent=rule.values("agent_id"),
+                rule_max_attempts=rule.values("max_attempts"),
                 input_text=Left(Pretty("input_payload"), SHOWN_CHARACTERS),
                 output_text=Left(Pretty("output_summary"), SHOWN_CHARACTERS),
             )
