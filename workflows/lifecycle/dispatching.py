@@ -28,7 +28,7 @@ DISPATCH = statement(
 )
 
 PROMOTE = """
-UPDATE workflow_runs SET not_before = NULL, updated_at = clock_timestamp()
+UPDATE workflow_runs SET not_before = NULL, updated_at = COALESCE(%(now)s::timestamptz, clock_timestamp())
 WHERE id = ANY(ARRAY(
     SELECT id FROM workflow_runs
     WHERE status = 'queued' AND not_before IS NOT NULL
