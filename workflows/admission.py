@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.conf import settings
 from django.db import connection
 
 from governance.models import Agent
@@ -140,8 +141,7 @@ def explain(row: Row, *, max_attempts: int) -> list[Reason]:
     pair = _pair(row)
     verdict = Facts([pair]).verdict(pair)
     reasons = [_with_holders(reason, row["workflow_type"]) for reason in verdict.reasons]
-    limit = row["max_attempts"] or row["rule_max_attempts"] or max_attempts
-    if row["dispatch_attempts"] >= limit:
+    if limit := _used_up(row, max_attempts):
         reasons.append(
             Reason("attempts_used_up", f"{row['dispatch_attempts']} of {limit} attempts are used up.", {"limit": limit})
         )
@@ -164,7 +164,9 @@ def _hold_reason(row: Row, facts: Facts | None) -> str | None:
     if own is not None:
         return own.code
     reasons = facts.verdict(_pair(row)).reasons if facts else ()
-    return reasons[0].code if reasons else None
+    if reasons:
+        return reasons[0].code
+    return "attempts_used_up" if _used_up(row, settings.DISPATCHER_MAX_DISPATCH_RETRIES) else None
 
 
 def _own_reason(row: Row) -> Reason | None:
@@ -182,6 +184,12 @@ def _own_reason(row: Row) -> Reason | None:
         return None
     code = "backing_off" if row["dispatch_attempts"] else "not_before"
     return Reason(code, f"Not before {row['not_before'].isoformat()}.", {"not_before": row["not_before"]})
+
+
+def _used_up(row: Row, max_attempts: int) -> int | None:
+    """The limit of hand-outs that it has reached. The dispatch phase passes it over; a raised limit frees it."""
+    limit: int = row["max_attempts"] or row["rule_max_attempts"] or max_attempts
+    return limit if row["dispatch_attempts"] >= limit else None
 
 
 def _with_holders(reason: Reason, workflow_type: str) -> Reason:

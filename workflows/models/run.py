@@ -40,6 +40,10 @@ class RunQuerySet(models.QuerySet["WorkflowRun"]):
             .order_by("-priority", "queued_at", "id")
         )
 
+    def with_attempts_left(self, limit: int) -> RunQuerySet:
+        """Without those that had all their hand-outs. `limit`: of the rule or the setting; the run's own goes first."""
+        return self.filter(dispatch_attempts__lt=Coalesce("max_attempts", Value(limit)))
+
     def grab(self, limit: int) -> list[tuple[int, Any, uuid.UUID]]:
         """Lock up to `limit` of these, passing over what others hold: (−priority, queued_at, id) each."""
         locked = self.select_for_update(skip_locked=True, no_key=True)
@@ -82,6 +86,7 @@ class WorkflowRun(models.Model):
     finished_at = models.DateTimeField(null=True, editable=False)
     progress_percent = models.SmallIntegerField(null=True, editable=False)
     progress_message = models.CharField(max_length=500, null=True, editable=False)
+    operator_notes = models.TextField(null=True, editable=False)
     gateway_session_id = models.CharField(max_length=200, null=True, editable=False)
     gateway_session_active = models.BooleanField(default=False, editable=False)
 

@@ -1,0 +1,1 @@
+"""The monitor: runs past their time."""
