@@ -15,7 +15,7 @@ from workflows.api.twins import Twins
 from workflows.lifecycle import fence
 from workflows.models.rows import COLUMNS, PAYLOADS, Row
 
-_HIDDEN = {"key_space", "progress_percent", "progress_message", "target_agent_id", *PAYLOADS}
+_HIDDEN = {"key_space", "last_seq", "progress_percent", "progress_message", "target_agent_id", *PAYLOADS}
 _AS_THEY_ARE = tuple(name for name in COLUMNS if name not in _HIDDEN)
 
 EVENTS = """

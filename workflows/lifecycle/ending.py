@@ -18,6 +18,7 @@ from governance.rules import may_steer
 from workflows import states
 from workflows.errors import MoveNotAllowed, RunEnded
 from workflows.lifecycle import fence
+from workflows.lifecycle.reporting import addresses, collect_artifacts
 from workflows.models.moves import MAX_ATTEMPTS, UNLEASED, lock, move, statement
 from workflows.models.rows import Row
 
@@ -90,16 +91,26 @@ def complete(
     session), LeaseLost, RunEnded, MoveNotAllowed.
     """
     output = output_summary or {}
-    return _end(
-        "complete",
-        run_id,
-        statements=(COMPLETE, COMPLETE_WITHOUT_SESSION),
-        actor=actor,
-        session_id=session_id,
-        lease_no=lease_no,
-        body={"output_summary": output, **(body or {})},
-        parameters={"output_summary": json_values.dumps(output), "reason": None, "now": now},
-    )
+    found = addresses(output)
+
+    def end() -> Row:
+        return _end(
+            "complete",
+            run_id,
+            statements=(COMPLETE, COMPLETE_WITHOUT_SESSION),
+            actor=actor,
+            session_id=session_id,
+            lease_no=lease_no,
+            body={"output_summary": output, **(body or {})},
+            parameters={"output_summary": json_values.dumps(output), "reason": None, "now": now},
+        )
+
+    if not found:
+        return end()
+    with transaction.atomic():
+        row = end()
+        collect_artifacts(row, found, actor=actor)
+    return row
 
 
 def fail(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from datetime import datetime
 from decimal import Decimal
+from typing import Any
 
 from django.conf import settings
 
@@ -16,15 +17,9 @@ from workflows.lifecycle import fence
 from workflows.models.moves import move, statement
 from workflows.models.rows import Row
 
-CLAIM = statement(
-    "claim",
-    pick="""r.id = %(id)s
-        AND (%(own)s::text IS NULL OR r.target_agent_id = %(own)s)
-        AND (%(agent_id)s::text IS NULL OR r.target_agent_id = %(agent_id)s)
-        AND NOT EXISTS (
-            SELECT FROM agent_profiles agent WHERE agent.agent_id = r.target_agent_id AND NOT agent.active)""",
-    picked={"timeout_minutes": "COALESCE(rule.timeout_minutes, %(timeout_minutes)s)"},
-    sets={
+CLAIM_PARTS: dict[str, Any] = {
+    "picked": {"timeout_minutes": "COALESCE(rule.timeout_minutes, %(timeout_minutes)s)"},
+    "sets": {
         "lease_no": "r.lease_no + 1",
         "claimed_at": "p.at",
         "claimed_by": "r.target_agent_id",
@@ -35,9 +30,18 @@ CLAIM = statement(
         "last_heartbeat_at": "NULL",
         "deadline_at": "p.at + p.timeout_minutes * interval '1 minute'",
     },
-    begins_lease=True,
-    reason="NULL",
-    detail="jsonb_build_object('lease_no', lease_no, 'session_id', claim_session_id)",
+    "begins_lease": True,
+    "reason": "NULL",
+    "detail": "jsonb_build_object('lease_no', lease_no, 'session_id', claim_session_id)",
+}
+CLAIM = statement(
+    "claim",
+    pick="""r.id = %(id)s
+        AND (%(own)s::text IS NULL OR r.target_agent_id = %(own)s)
+        AND (%(agent_id)s::text IS NULL OR r.target_agent_id = %(agent_id)s)
+        AND NOT EXISTS (
+            SELECT FROM agent_profiles agent WHERE agent.agent_id = r.target_agent_id AND NOT agent.active)""",
+    **CLAIM_PARTS,
 )
 
 START = statement(
@@ -48,17 +52,32 @@ START = statement(
 )
 
 # A heartbeat is no move, but the first one starts the run; one statement for both, so that no beat needs two.
+_BEATEN = {"started_at": "COALESCE(r.started_at, p.at)", "last_heartbeat_at": "p.at"}
 HEARTBEAT = statement(
     "start",
     pick=fence.HOLDER,
     also_touches=(states.RUNNING, states.PAUSED),
     sets={
-        "started_at": "COALESCE(r.started_at, p.at)",
-        "last_heartbeat_at": "p.at",
+        **_BEATEN,
         "progress_percent": "COALESCE(%(percent)s, r.progress_percent)",
         "progress_message": "COALESCE(%(message)s, r.progress_message)",
     },
     reason="NULL",
+)
+
+
+# Rows that a slower statement holds are being ended or reported on: no reason to wait for them, or to deadlock.
+SESSION_HEARTBEAT = statement(
+    "start",
+    pick="""r.id = ANY(ARRAY(
+        SELECT lease.run_id FROM run_leases lease
+        WHERE lease.session_id = %(session_id)s AND lease.ended_at IS NULL
+            AND (%(own)s::text IS NULL OR lease.agent_id = %(own)s)))
+        AND r.claim_session_id = %(session_id)s AND (%(own)s::text IS NULL OR r.claimed_by = %(own)s)""",
+    also_touches=(states.RUNNING, states.PAUSED),
+    sets=_BEATEN,
+    reason="NULL",
+    skip_locked=True,
 )
 
 
@@ -116,6 +135,14 @@ def start(
     if row["status"] == states.RUNNING and fence.holds(row, session_id=session_id, lease_no=lease_no, actor=actor):
         return row
     raise fence.refusal(run_id, "start", session_id=session_id, lease_no=lease_no, actor=actor)
+
+
+def session_heartbeat(session_id: str, *, actor: Actor, now: datetime | None = None) -> list[Row]:
+    """Every run that this session of the actor's agent holds is alive; the runs, oldest claim first."""
+    moved = move(
+        SESSION_HEARTBEAT, {"session_id": session_id, "own": fence.own(actor), "actor": str(actor), "now": now}
+    )
+    return sorted(moved, key=lambda row: (row["claimed_at"], row["id"]))
 
 
 def heartbeat(

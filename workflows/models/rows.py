@@ -18,9 +18,10 @@ COLUMNS: tuple[str, ...] = (
     "input_payload", "output_summary", "last_error", "last_error_at", "priority", "not_before", "max_attempts",
     "dispatch_attempts", "queued_at", "dispatched_at", "claimed_at", "claimed_by", "claim_session_id", "lease_no",
     "started_at", "last_heartbeat_at", "deadline_at", "finished_at", "progress_percent", "progress_message",
-    "gateway_session_id", "gateway_session_active", "input_tokens", "output_tokens", "cached_tokens", "model_id",
-    "cost_estimate", "currency", "reported_at", "charge_agent_id", "charge_department_id", "charge_project",
-    "key_space", "created_at", "updated_at",
+    "operator_notes", "gateway_session_id", "gateway_session_active", "input_tokens", "output_tokens",
+    "cached_tokens", "model_id", "cost_estimate", "currency", "reported_at", "charge_agent_id",
+    "charge_department_id", "charge_project",
+    "key_space", "last_seq", "created_at", "updated_at",
 )  # fmt: skip
 PAYLOADS = ("input_payload", "output_summary")
 # Of the type's rule as it is now; null without one.

@@ -36,7 +36,7 @@ class RunLease(models.Model):
         ]
         indexes = [
             models.Index(
-                fields=["agent_id", "session_id"], condition=Q(ended_at__isnull=True), name="lease_alive_by_session"
+                fields=["session_id", "agent_id"], condition=Q(ended_at__isnull=True), name="lease_alive_by_session"
             )
         ]
 
