@@ -15,6 +15,12 @@ OWN_TABLES = {
     "workflow_agent_routing": {"workflow_type", "agent_id", "version"},
     "agent_profiles": {"agent_id", "role", "version"},
     "departments": {"department_id"},
+    "agent_tokens": {"key", "agent_id", "digest"},
+    "agent_activity": {"agent_id", "last_seen_at"},
+    "run_leases": {"run_id", "lease_no"},
+    "workflow_run_events": {"run_id", "seq"},
+    "dispatch_slots": {"key"},
+    "process_instances": {"kind", "last_seen_at"},
 }
 
 
@@ -33,7 +39,7 @@ def transactions_are_ours(app_configs: Any, **kwargs: Any) -> list[CheckMessage]
 
 @register(Tags.database)
 def database_is_ours(app_configs: Any, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
-    """PostgreSQL 14 or newer, and no foreign tables under our names."""
+    """PostgreSQL 14 or newer, READ COMMITTED by default, and no foreign tables under our names."""
     if not databases or "default" not in databases:
         return []
     connection = connections["default"]
@@ -41,6 +47,10 @@ def database_is_ours(app_configs: Any, databases: Sequence[str] | None = None, *
         version = connection.connection.info.server_version
         if version < MINIMUM_SERVER:
             return [Error(f"PostgreSQL 14 or newer is needed; this is {version // 10000}.", id="workflows.E003")]
+        cursor.execute("SHOW default_transaction_isolation")
+        level = cursor.fetchone()[0]
+        if level != "read committed" and not connection.settings_dict["OPTIONS"].get("isolation_level"):
+            return [Error(f"Transactions of this database must be read committed, not {level}.", id="workflows.E002")]
         cursor.execute(
             """SELECT table_name, array_agg(column_name::text) FROM information_schema.columns
             WHERE table_schema = ANY(current_schemas(false)) AND table_name = ANY(%s) GROUP BY table_name""",

@@ -109,7 +109,7 @@ class AgentToken(models.Model):
 
 
 def digest(plain: str) -> str:
-    return hashlib.sha256(plain.encode()).hexdigest()
+    return hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()  # what a header may hold is no error
 
 
 def authenticate(plain: str) -> Actor:
