@@ -1,0 +1,455 @@
+"""The verbs over HTTP: what they take, what they answer, and the cases of agents that lost their run."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from dispatcher_project import clock
+from governance.actors import DISPATCHER
+from governance.models import Agent
+from routing.models import RoutingRule
+from tests.factories import AgentFactory, make_run
+from tests.workflows.api.conftest import Api
+from tests.workflows.api.test_conventions import problem
+from tests.workflows.api.test_life import dispatch
+from workflows import lifecycle, states
+from workflows.models import RunEvent, RunLease, WorkflowRun
+
+S1 = {"session_id": "s1"}
+S2 = {"session_id": "s2"}
+
+
+def verbs_of(run):
+    return list(RunEvent.objects.filter(run=run).order_by("seq").values_list("verb", flat=True))
+
+
+def fresh(run):
+    return WorkflowRun.objects.get(pk=run.pk)
+
+
+class TestCreate:
+    @pytest.mark.parametrize(
+        ("field", "bad"),
+        [
+            ("workflow_type", None),
+            ("workflow_type", ""),
+            ("workflow_type", 1),
+            ("workflow_type", "x" * 101),
+            ("workflow_type", "a/b"),
+            ("owner_agent_id", ""),
+            ("owner_agent_id", "nobody"),
+            ("owner_agent_id", 5),
+            ("initiator", "x" * 201),
+            ("priority", "5"),
+            ("priority", 1.5),
+            ("priority", 2**31),
+            ("priority", -(2**31) - 1),
+            ("priority", True),
+            ("priority", 2**70),
+            ("max_retries", -1),
+            ("max_retries", 1000),
+            ("max_retries", "3"),
+            ("not_before", "2026-11-29T12:00:00"),
+            ("not_before", "2026-02-30T00:00:00Z"),
+            ("not_before", 1767225600),
+            ("not_before", "soon"),
+            ("not_before", "9999-12-31T23:59:59-14:00"),
+            ("not_before", "0001-01-01T00:00:00+14:00"),
+        ],
+    )
+    def test_bad_fields(self, field, bad, ops):
+        body = problem(ops.post("workflow-runs", {"workflow_type": "doc", field: bad}), 400, "invalid")
+        assert body["errors"][0]["field"] == field
+        assert not WorkflowRun.objects.exists()
+
+    def test_all_fields(self, ops):
+        later = clock.now() + timedelta(hours=3)
+        body = {
+            "workflow_type": "doc",
+            "input_payload": [1, {"a": None}],
+            "owner_agent_id": "a1",
+            "initiator": "ann",
+            "priority": -(2**31),
+            "not_before": later.isoformat(),
+            "max_retries": 0,
+        }
+        run = ops.post("workflow-runs", body).json()
+        for name in ("workflow_type", "input_payload", "owner_agent_id", "initiator", "priority", "max_retries"):
+            assert run[name] == body[name]
+        assert run["not_before"] == later.isoformat().replace("+00:00", "Z")
+        assert (run["hold_reason"], run["max_attempts"]) == ("not_before", 1)
+
+    def test_null_is_not_given(self, ops):
+        run = ops.post("workflow-runs", {"workflow_type": "doc", "priority": None, "input_payload": None}).json()
+        assert (run["priority"], run["input_payload"]) == (0, {})
+
+    def test_no_route_is_said_at_once(self, ops):
+        run = ops.post("workflow-runs", {"workflow_type": "unknown"}).json()
+        assert (run["hold_reason"], run["target_agent_id"], run["timeout_minutes"]) == ("no_route", None, 60)
+
+    def test_numbers_stay_exact(self, ops):
+        raw = b'{"workflow_type": "doc", "input_payload": {"a": 0.1, "b": 12345678901234567890.123, "c": 1e2}}'
+        made = ops.post("workflow-runs", raw)
+        assert b'"b":12345678901234567890.123' in made.content.replace(b": ", b":")
+
+
+class TestB054Idempotency:
+    BODY = {"workflow_type": "doc", "input_payload": {"n": 1}}
+
+    def test_one_run_for_a_key(self, a1, a2):
+        first = a1.post("workflow-runs", self.BODY, Idempotency_Key="K1")
+        again = a1.post("workflow-runs", self.BODY, Idempotency_Key="K1")
+        assert (first.status_code, again.status_code) == (201, 200)
+        assert first.json()["id"] == again.json()["id"]
+        other = problem(
+            a1.post("workflow-runs", {**self.BODY, "input_payload": {"n": 2}}, Idempotency_Key="K1"),
+            409,
+            "idempotency_conflict",
+        )
+        assert other["run"]["id"] == first.json()["id"]
+        assert a2.post("workflow-runs", self.BODY, Idempotency_Key="K1").json()["id"] != first.json()["id"]
+
+    def test_without_a_key_two_runs(self, a1):
+        assert len({a1.post("workflow-runs", self.BODY).json()["id"] for _ in range(2)}) == 2
+
+    @pytest.mark.parametrize("key", ["", "x" * 201, "a\x00b", "a\x7fb"])
+    def test_bad_keys(self, key, a1):
+        problem(a1.post("workflow-runs", self.BODY, Idempotency_Key=key), 400, "invalid")
+
+    def test_longest_key(self, a1):
+        assert a1.post("workflow-runs", self.BODY, Idempotency_Key="x" * 200).status_code == 201
+
+    def test_either_spelling_is_the_same_body(self, a1):
+        first = a1.post("workflow-runs", self.BODY, Idempotency_Key="K")
+        again = a1.post("workflow-runs", {"workflowType": "doc", "inputPayload": {"n": 1}}, Idempotency_Key="K")
+        assert again.json()["id"] == first.json()["id"]
+
+
+class TestClaim:
+    def test_again_by_the_same_session(self, a1):
+        run = make_run("dispatched")
+        first, again = a1.run(run, "claim", S1), a1.run(run, "claim", S1)
+        assert (first.status_code, again.status_code, again.json()["lease_no"]) == (200, 200, 1)
+        assert first.json() == again.json()
+        assert verbs_of(run) == ["create", "claim"]
+        problem(a1.run(run, "claim", S2), 409, "not_claimable")
+
+    def test_for_whom(self, a1, a2, main):
+        run = make_run("dispatched")
+        problem(a2.run(run, "claim", S1), 409, "not_claimable")
+        problem(a1.run(run, "claim", {**S1, "agent_id": "a2"}), 409, "not_claimable")
+        problem(main.run(run, "claim", {**S1, "agent_id": "main"}), 409, "not_claimable")
+        assert main.run(run, "claim", S1).json()["claimed_by"] == "a1"
+        assert a1.run(run, "heartbeat", S1).status_code == 200  # the orchestrator's session, the agent's token
+
+    def test_inactive_agent(self, a1):
+        run = make_run("dispatched")
+        Agent.objects.filter(pk="a1").update(active=False, inactive_reason="on fire")
+        assert "on fire" in problem(a1.run(run, "claim", S1), 409, "agent_inactive")["detail"]
+
+    def test_payload_is_whole(self, a1):
+        run = make_run("dispatched", input_payload={"text": "x" * 100_000})
+        assert len(a1.run(run, "claim", S1).json()["input_payload"]["text"]) == 100_000
+
+
+class TestB005Terminal:
+    @pytest.mark.parametrize("state", states.FINAL)
+    def test_no_way_out(self, state, a1, main):
+        run = make_run(state)
+        before = WorkflowRun.objects.filter(pk=run.pk).values().get()
+        assert a1.get("workflow-runs/pending?limit=100").json()["runs"] == []
+        for api in (a1, main):
+            problem(api.run(run, "claim", {"session_id": "S9"}), 409, "not_claimable")
+            for verb in ("start", "heartbeat", "complete", "release", "fail"):
+                body = problem(api.run(run, verb, {**S1, "error": "x"}), 409, "run_ended")
+                assert (body["run"]["status"], body["directive"]) == (state, "stop")
+        assert WorkflowRun.objects.filter(pk=run.pk).values().get() == before
+
+
+class TestB003Fencing:
+    def test_the_old_holder_cannot_end_the_run_of_the_new_one(self, a1, a2):
+        run = make_run("claimed", now=clock.now() - timedelta(hours=1))
+        assert lifecycle.release_silent(actor=DISPATCHER, limit=10)
+        AgentFactory(agent_id="a2")
+        RoutingRule.objects.update(agent_id="a2")
+        dispatch(run.pk, "a2")
+        assert a2.run(run, "claim", S2).json()["lease_no"] == 2
+        for verb in ("start", "heartbeat", "complete", "fail", "release"):
+            for body in (S1, {**S1, "lease_no": 1}, {**S2, "lease_no": 2}):
+                problem(a1.run(run, verb, {**body, "error": "x", "output_summary": {"v": "old"}}), 409, "lease_lost")
+        assert a2.run(run, "complete", {**S2, "output_summary": {"v": "new"}}).json()["output_summary"] == {"v": "new"}
+        problem(a1.run(run, "complete", {**S1, "output_summary": {"v": "old"}}), 409, "run_ended")
+        assert fresh(run).output_summary == {"v": "new"}
+
+    def test_two_agents_may_use_the_same_session_id(self, a1, a2):
+        one, two = make_run("claimed", agent="a1"), make_run("claimed", agent="a2")
+        problem(a1.run(two, "complete", S1), 409, "lease_lost")
+        assert a1.run(one, "complete", S1).status_code == 200
+        assert fresh(two).status == "claimed"
+
+
+class TestHeartbeat:
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            {"progress": 5},
+            {"progress": {"percent": -1}},
+            {"progress": {"percent": 101}},
+            {"progress": {"percent": "50"}},
+            {"progress": {"percent": True}},
+            {"progress": {"message": "x" * 501}},
+            {"progress": {"message": 1}},
+            {"usage": 1},
+            {"usage": {"input_tokens": -1}},
+            {"usage": {"input_tokens": 1.5}},
+            {"usage": {"inputTokens": "1"}},
+            {"usage": {"currency": "EUR"}},
+            {"usage": {"cost_estimate": "NaN"}},
+            {"usage": {"cost_estimate": "Infinity"}},
+            {"usage": {"cost_estimate": "1e400"}},
+            {"usage": [{"model_id": "m"}, {"modelId": "m"}]},
+            {"usage": {"inputTokens": 1, "input_tokens": 2}},
+        ],
+        ids=str,
+    )
+    def test_bad_fields(self, bad, a1):
+        run = make_run("running")
+        before = fresh(run).last_heartbeat_at
+        problem(a1.run(run, "heartbeat", {**S1, **bad}), 400, "invalid")
+        assert fresh(run).last_heartbeat_at == before
+
+    def test_usage_is_checked_and_not_recorded(self, a1):
+        run = make_run("claimed")
+        usage = {"modelId": "m", "inputTokens": 5, "cost_estimate": 0.1, "currency": "USD"}
+        body = a1.run(run, "heartbeat", {**S1, "usage": [usage]}).json()
+        assert (body["status"], body["usage_recorded"], body["usage_code"]) == (
+            "running",
+            False,
+            "metering_unavailable",
+        )
+
+    def test_paused(self, a1):
+        assert a1.run(make_run("paused"), "heartbeat", S1).json()["directive"] == "pause"
+
+    def test_b056_times_of_the_client_count_for_nothing(self, a1):
+        run = make_run("claimed")
+        body = {**S1, "last_heartbeat_at": "2099-01-01T00:00:00Z", "timestamp": 0, "now": "2099-01-01T00:00:00Z"}
+        shown = a1.run(run, "heartbeat", body).json()
+        assert not shown["last_heartbeat_at"].startswith("2099")
+        assert fresh(run).last_heartbeat_at <= clock.now()
+        past = "1999-01-01T00:00:00Z"
+        made = a1.post(
+            "workflow-runs",
+            {"workflow_type": "doc", "created_at": past, "dispatched_at": past, "started_at": past, "queued_at": past},
+        ).json()
+        assert past not in made.values()
+        assert made["dispatched_at"] is None
+        assert made["created_at"] > shown["created_at"]
+
+
+class TestComplete:
+    @pytest.mark.parametrize(
+        ("body", "output"),
+        [
+            ({}, {}),
+            ({"output_summary": {"v": "NaN"}}, {"v": "NaN"}),
+            ({"outputSummary": {"v": 1}}, {"v": 1}),
+            ({"summary": "done"}, {"summary": "done"}),
+            ({"summary": {"v": 1}}, {"v": 1}),
+            ({"output_summary": {"v": 1}, "summary": "done"}, {"v": 1, "summary": "done"}),
+            ({"output_summary": {"summary": "mine"}, "summary": "other"}, {"summary": "mine"}),
+            ({"url": "https://a"}, {"url": "https://a"}),
+            (
+                {"prUrl": "https://a", "preview_urls": ["https://b"], "url": ""},
+                {"pr_url": "https://a", "preview_urls": ["https://b"]},
+            ),
+            ({"output_summary": {"url": "https://a"}, "url": "https://b"}, {"url": "https://a"}),
+            ({"curl": "x", "url": 5, "agent_id": "x"}, {}),
+            ({"output_summary": {"error": ""}}, {"error": ""}),
+            ({"output_summary": {"error": None}, "error": "  "}, {"error": None}),
+        ],
+        ids=str,
+    )
+    def test_output(self, body, output, a1):
+        run = make_run("running")
+        shown = a1.run(run, "complete", {**S1, **body}).json()
+        assert (shown["status"], shown["output_summary"]) == ("completed", output)
+
+    @pytest.mark.parametrize(
+        ("body", "error"),
+        [
+            ({"error": "boom"}, "boom"),
+            ({"output_summary": {"error": "boom"}}, "boom"),
+            ({"output_summary": {"error": {"code": 1.50}}}, '{"code":1.5}'),
+            ({"summary": {"error": "boom"}}, "boom"),
+        ],
+        ids=str,
+    )
+    def test_an_error_fails_the_run_for_good(self, body, error, a1):
+        run = make_run("running")
+        for _ in range(2):
+            shown = a1.run(run, "complete", {**S1, **body}).json()
+            assert (shown["status"], shown["last_error"]) == ("failed", error)
+        assert verbs_of(run) == ["create", "fail"]
+
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            {"output_summary": "text"},
+            {"output_summary": []},
+            {"summary": 5},
+            {"error": {"code": 1}},
+            {"usage": {"input_tokens": 1}, "input_tokens": 1},
+            {"input_tokens": -1},
+            {"cost_estimate": "NaN"},
+            {"outputSummary": {"a": 1}, "output_summary": {"a": 2}},
+        ],
+        ids=str,
+    )
+    def test_bad_fields(self, bad, a1):
+        run = make_run("running")
+        problem(a1.run(run, "complete", {**S1, **bad}), 400, "invalid")
+        assert fresh(run).status == "running"
+
+    def test_without_a_session(self, a1, main, ops):
+        for api, state in ((main, "running"), (ops, "claimed"), (ops, "paused")):
+            run = make_run(state)
+            problem(a1.run(run, "complete", {}), 400, "invalid")
+            assert api.run(run, "complete", {"output_summary": {"by": "word"}}).json()["status"] == "completed"
+        problem(ops.run(make_run("queued"), "complete", {}), 409, "wrong_state")
+
+    def test_usage_at_the_top_level(self, a1):
+        run = make_run("running")
+        body = {**S1, "modelId": "m", "input_tokens": 5, "cost_estimate": "0.10"}
+        assert a1.run(run, "complete", body).json()["usage_recorded"] is False
+        assert a1.run(run, "complete", body).status_code == 200
+        problem(a1.run(run, "complete", {**body, "input_tokens": 6}), 409, "run_ended")
+
+    def test_b055_a_repeat_is_answered_as_the_first_time(self, a1):
+        run = make_run("running")
+        body = {**S1, "output_summary": {"v": 1.0}}
+        first, again = a1.run(run, "complete", body), a1.run(run, "complete", body)
+        assert (first.status_code, again.status_code) == (200, 200)
+        assert first.json() == again.json()
+        problem(a1.run(run, "fail", {**S1, "error": "fallback"}), 409, "run_ended")
+        problem(a1.run(run, "complete", {**S1, "output_summary": {"v": 2}}), 409, "run_ended")
+        assert (fresh(run).status, fresh(run).output_summary) == ("completed", {"v": 1.0})
+        assert verbs_of(run) == ["create", "complete"]
+
+
+class TestFailAndRelease:
+    def test_fail(self, a1):
+        run = make_run("running")
+        body = {**S1, "error": "no disk", "retryable": True, "retry_after_seconds": 90}
+        shown = a1.run(run, "fail", body).json()
+        assert (shown["status"], shown["hold_reason"], shown["last_error"]) == ("queued", "backing_off", "no disk")
+        assert shown["not_before"] is not None
+        assert a1.run(run, "fail", body).status_code == 200
+        last = make_run("running")
+        assert a1.run(last, "fail", {**S1, "error": "x"}).json()["status"] == "failed"
+
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            {"error": ""},
+            {"error": "   "},
+            {"error": None},
+            {"error": 5},
+            {"error": "x" * 100_001},
+            {"retryable": "yes"},
+            {"retryable": 1},
+            {"retry_after_seconds": -1},
+            {"retry_after_seconds": 1.5},
+            {"retry_after_seconds": 2**31},
+        ],
+        ids=lambda bad: str(bad)[:40],
+    )
+    def test_bad_fields(self, bad, a1):
+        run = make_run("running")
+        problem(a1.run(run, "fail", {**S1, "error": "x", **bad}), 400, "invalid")
+        assert fresh(run).status == "running"
+
+    def test_release(self, a1):
+        run = make_run("running")
+        for _ in range(2):
+            shown = a1.run(run, "release", {**S1, "reason": "busy"}).json()
+            assert (shown["status"], shown["dispatch_attempts"]) == ("queued", 0)
+        assert RunLease.objects.get(run=run).end_reason == "busy"
+        problem(a1.run(make_run("running"), "release", {**S1, "reason": "x" * 5001}), 400, "invalid")
+
+
+class TestB043Cancel:
+    @pytest.mark.parametrize("method", ["POST", "DELETE"])
+    def test_cancel(self, method, a1, ops):
+        runs = [make_run("running"), make_run("dispatched"), make_run("queued")]
+        for run in runs:
+            for _ in range(2):
+                path = f"workflow-runs/{run.pk}" + ("/cancel" if method == "POST" else "")
+                answer = ops.call(method, path, {"note": "enough"})
+                assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
+            assert verbs_of(run) == ["create", "cancel"]
+        body = problem(a1.run(runs[0], "heartbeat", S1), 409, "run_ended")
+        assert (body["directive"], body["run"]["status"]) == ("stop", "cancelled")
+        problem(a1.run(runs[0], "complete", {**S1, "output_summary": {"v": 1}}), 409, "run_ended")
+        problem(a1.run(runs[1], "claim", S2), 409, "not_claimable")
+        assert fresh(runs[0]).output_summary == {}
+        assert a1.get("workflow-runs/pending").json()["runs"] == []
+
+    def test_needs_the_right(self, a1, a2):
+        for api in (a1, a2):
+            problem(api.run(make_run("running"), "cancel"), 403, "forbidden")
+
+    def test_what_ended_otherwise(self, ops):
+        assert problem(ops.run(make_run("completed"), "cancel"), 409, "run_ended")["run"]["status"] == "completed"
+
+
+class TestB034Nul:
+    """Bad text is refused before anything is touched, and the run goes on."""
+
+    @pytest.mark.parametrize(
+        ("verb", "raw", "path"),
+        [
+            ("complete", b'{"session_id": "s1", "output_summary": {"inv": "POZ\\u0000X"}}', "output_summary.inv"),
+            ("complete", b'{"session_id": "s1", "output_summary": {"a\\u0000": 1}}', "output_summary"),
+            ("complete", b'{"session_id": "s1", "output_summary": {"a": [1, ["\\u0000"]]}}', "output_summary.a.1.0"),
+            ("fail", b'{"session_id": "s1", "error": "\\u0000"}', "error"),
+            ("heartbeat", b'{"session_id": "s1\\u0000"}', "session_id"),
+            ("claim", b'{"session_id": "s1", "agent_id": "\\u0000"}', "agent_id"),
+            ("complete", b'{"session_id": "s1", "output_summary": {"x": "\\udfff"}}', "output_summary.x"),
+        ],
+    )
+    def test_refused(self, verb, raw, path, a1):
+        run = make_run("claimed")
+        assert problem(a1.run(run, verb, raw), 400)["detail"].startswith(f"{path}: ")
+        assert a1.run(run, "heartbeat", S1).status_code == 200
+        assert a1.run(run, "complete", {**S1, "output_summary": {"inv": "POZX"}}).status_code == 200
+
+    @pytest.mark.parametrize("depth", [20, 63])
+    def test_b036_depth_that_is_taken_can_be_shown(self, depth, a1, client):
+        run = make_run("claimed")
+        raw = b'{"session_id": "s1", "output_summary": ' + b'{"a":' * (depth - 1) + b"1" + b"}" * depth
+        assert a1.run(run, "complete", raw).status_code == 200
+        assert a1.get(f"workflow-runs/{run.pk}").status_code == 200
+        assert a1.get("workflow-runs").status_code == 200
+
+
+def test_explain(a1, ops):
+    held = make_run("running")
+    run = make_run("queued")
+    body = ops.get(f"workflow-runs/{run.pk}/explain").json()
+    assert body["dispatchable"] is False
+    assert body["reasons"][0]["code"] == "type_full"
+    assert body["reasons"][0]["holders"][0]["id"] == str(held.pk)
+    assert ops.get(f"workflow-runs/{held.pk}/explain").json()["reasons"][0]["code"] == "not_queued"
+    WorkflowRun.objects.filter(pk=held.pk).delete()
+    assert ops.get(f"workflow-runs/{run.pk}/explain").json() == {"dispatchable": True, "reasons": []}
+
+
+def test_hot_calls_are_one_statement_beside_authentication(route, django_assert_num_queries):
+    run, api = make_run("dispatched"), Api("a1")
+    api.get("workflow-routing")  # "last used" is written once a minute
+    for verb in ("claim", "start", "heartbeat", "complete"):
+        with django_assert_num_queries(2):
+            assert api.run(run, verb, S1).status_code == 200
