@@ -303,6 +303,13 @@ def test_many_are_cancelled_row_by_row_and_refusals_are_told(operator):
     assert RunEvent.objects.filter(verb="cancel", actor="staff:operator", reason="cleanup").count() == 2
 
 
+def test_cancelling_again_does_and_tells_nothing_new(operator):
+    run = make_run("cancelled")
+    answer = operator.post(steering(run), {"reason": "again"})
+    assert said(answer) == "Nothing to do: cancelled before."
+    assert not RunEvent.objects.filter(verb="cancel").exists()
+
+
 def test_a_selection_without_end_is_refused(operator):
     WorkflowRunFactory.create_batch(AT_ONCE + 1)
     selected = {"action": "cancel", "_selected_action": [WorkflowRun.objects.first().pk], "select_across": "1"}

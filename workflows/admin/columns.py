@@ -67,7 +67,9 @@ class RunColumns:
     # --- on its page
 
     @admin.display(description="Type")
-    def type_link(self, run: WorkflowRun) -> SafeString:
+    def type_link(self, run: Any) -> str | SafeString:
+        if run.rule_agent is None:
+            return str(run.workflow_type)
         address = reverse("admin:routing_routingrule_change", args=[run.workflow_type])
         return format_html('<a href="{}">{}</a>', address, run.workflow_type)
 
@@ -84,7 +86,7 @@ class RunColumns:
 
     @admin.display(description="Made by")
     def made_by(self, run: Any) -> str:
-        said = f", for {run.initiator}" if run.initiator else ""
+        said = f", for {run.initiator}" if run.initiator and not run.key_space.endswith(f":{run.initiator}") else ""
         return f"{run.key_space}{said}, {ago(run.created_at, run.read_at)}"
 
     @admin.display(description="Attempts")

@@ -209,9 +209,11 @@ class RunAdmin(RunColumns, ReadOnlyAdmin):
             )
 
     def _steer(self, request: HttpRequest, offer: Offer, runs: list[Any], reason: str) -> None:
-        outcome = steer(offer, [run.pk for run in runs], actor=actor(request.user), reason=reason)
+        outcome = steer(offer, runs, actor=actor(request.user), reason=reason)
         if outcome.done:
             self.message_user(request, f"{pages.counted(outcome.done)} {offer.done}.", messages.SUCCESS)
+        elif not outcome.refusals:
+            self.message_user(request, f"Nothing to do: {offer.done} before.")
         for refusal in outcome.refusals[:5]:
             self.message_user(request, refusal, messages.ERROR)
         if len(outcome.refusals) > 5:

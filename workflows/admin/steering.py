@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from dispatcher_project.errors import DomainError
 from governance.actors import Actor
 from governance.rules import may_steer
 from workflows import lifecycle
+from workflows.models import WorkflowRun
 from workflows.states import MOVES
 
 AT_ONCE = 500
@@ -67,14 +67,14 @@ class Outcome:
     refusals: list[str] = field(default_factory=list)
 
 
-def steer(offer: Offer, ids: Iterable[uuid.UUID], *, actor: Actor, reason: str) -> Outcome:
-    """Each run by itself: a refusal of one doesn't hold up the others."""
+def steer(offer: Offer, runs: Iterable[WorkflowRun], *, actor: Actor, reason: str) -> Outcome:
+    """Each run by itself: a refusal of one doesn't hold up the others. A repeat is no refusal, and nothing done."""
     outcome = Outcome()
-    for pk in ids:
+    for run in runs:
         try:
-            offer.call(pk, actor=actor, reason=reason or None)
+            offer.call(run.pk, actor=actor, reason=reason or None)
         except DomainError as refusal:
-            outcome.refusals.append(f"{pk}: {refusal.detail}")
+            outcome.refusals.append(f"{run.workflow_type} {run.pk}: {refusal.detail}")
         else:
-            outcome.done += 1
+            outcome.done += offer.fits(run.status, actor)
     return outcome
