@@ -16,7 +16,7 @@ from tests import invariants, tables
 from tests.factories import OPERATOR, ORCHESTRATOR, AgentFactory, RoutingRuleFactory, agent_actor, make_run
 from workflows import lifecycle, states
 from workflows.errors import IdempotencyConflict, LeaseLost, NotClaimable, RunEnded, UnknownOwner
-from workflows.models import RunEvent, WorkflowRun
+from workflows.models import RunEvent, WorkflowRun, moves, rows
 
 pytestmark = pytest.mark.django_db
 
@@ -181,6 +181,19 @@ def test_an_operators_ending_is_nothing_that_the_holder_repeats():
 def test_a_pause_before_the_next_try_that_is_no_such_is_refused(seconds):
     run = make_run("running")
     assert "retry_after_seconds" in refused(Invalid, fail, run.pk, retry_after_seconds=seconds).fields
+
+
+def test_a_repeats_answer_keeps_every_column_that_later_holders_change():
+    """A new column of a run's row belongs into one of the two."""
+    stays = {
+        "id", "workflow_type", "owner_agent_id", "initiator", "input_payload", "priority", "max_attempts", "key_space",
+        "created_at", "output_summary", "operator_notes",
+    }  # fmt: skip
+    reported = {
+        "input_tokens", "output_tokens", "cached_tokens", "model_id", "cost_estimate", "currency", "reported_at",
+    }  # fmt: skip
+    assert set(rows.COLUMNS) - set(moves.OUTCOME) <= stays | reported
+    assert set(moves.OUTCOME) <= set(rows.COLUMNS)
 
 
 # --- Claims ---------------------------------------------------------------------------------------------------------

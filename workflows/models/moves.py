@@ -44,7 +44,7 @@ OUTCOME = (
     "status", "current_step", "queued_at", "not_before", "target_agent_id", "dispatched_at", "claimed_at", "claimed_by",
     "claim_session_id", "lease_no", "started_at", "last_heartbeat_at", "deadline_at", "finished_at", "last_error",
     "last_error_at", "dispatch_attempts", "gateway_session_id", "gateway_session_active", "progress_percent",
-    "progress_message", "charge_agent_id", "charge_department_id", "charge_project", "updated_at",
+    "progress_message", "charge_agent_id", "charge_department_id", "charge_project", "last_seq", "updated_at",
 )  # fmt: skip
 
 BEGIN_LEASE = """
