@@ -39,6 +39,10 @@ class ReadAt(Func):
 class CountingUpTo(Paginator):
     """Counts no further than COUNTED rows, so that a page of a long history costs what a page costs."""
 
+    @property
+    def is_cut(self) -> bool:
+        return self.count >= COUNTED
+
     @cached_property
     def count(self) -> int:
         rows: Any = self.object_list

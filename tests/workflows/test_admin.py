@@ -106,7 +106,9 @@ def test_counting_stops_where_nobody_pages_any_more(operator, monkeypatch):
     monkeypatch.setattr("governance.staff.COUNTED", 3)
     for _ in range(5):
         make_run()
-    assert operator.get(LIST).context["cl"].result_count == 3
+    page = operator.get(LIST)
+    assert page.context["cl"].result_count == 3
+    assert "There are more" in page.content.decode()
 
 
 @pytest.mark.parametrize(
