@@ -29,7 +29,7 @@ FROM run_leases WHERE run_id = %s ORDER BY lease_no
 
 
 def show(row: Row, *, hold_reason: str | None = None) -> Twins:
-    """The run object. `hold_reason` stays null where nothing can hold the run: under a lease, or ended."""
+    """The run object without asking what holds it."""
     shown = Twins({name: row[name] for name in _AS_THEY_ARE})
     for name in PAYLOADS:
         shown[name] = {} if row[name] is None else orjson.Fragment(row[name])
@@ -51,7 +51,7 @@ def _progress(row: Row) -> dict[str, Any] | None:
 
 
 def show_held(row: Row) -> Twins:
-    """The run object of one run that may be waiting, with its hold reason."""
+    """The run object with its hold reason. Costs statements only for a queued run: the hot calls have none."""
     return show(row, hold_reason=admission.hold_reasons([row])[row["id"]])
 
 

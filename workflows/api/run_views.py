@@ -91,12 +91,12 @@ class Runs(View):
     @describe.verb(shapes.Claim)
     def claim(self, request: Request, run_id: str) -> Response:
         said = shapes.Claim.read(body_of(request))
-        return Response(run_object.show(lifecycle.claim(run_id_of(run_id), actor=actor_of(request), **said)))
+        return Response(run_object.show_held(lifecycle.claim(run_id_of(run_id), actor=actor_of(request), **said)))
 
     @describe.verb(shapes.Start)
     def start(self, request: Request, run_id: str) -> Response:
         said = shapes.Start.read(body_of(request))
-        return Response(run_object.show(lifecycle.start(run_id_of(run_id), actor=actor_of(request), **said)))
+        return Response(run_object.show_held(lifecycle.start(run_id_of(run_id), actor=actor_of(request), **said)))
 
     @describe.verb(shapes.Heartbeat)
     def heartbeat(self, request: Request, run_id: str) -> Response:
@@ -135,7 +135,9 @@ class Runs(View):
     def cancel(self, request: Request, run_id: str) -> Response:
         said = shapes.Cancel.read(body_of(request))
         reason = said.get("reason") or said.get("note")
-        return Response(run_object.show(lifecycle.cancel(run_id_of(run_id), actor=actor_of(request), reason=reason)))
+        return Response(
+            run_object.show_held(lifecycle.cancel(run_id_of(run_id), actor=actor_of(request), reason=reason))
+        )
 
     @describe.stats
     def stats(self, request: Request) -> Response:
@@ -166,7 +168,7 @@ def _visible(run_id: str, actor: Actor) -> Row:
 
 
 def _beaten(row: Row, usage: list[UsageReport]) -> Twins:
-    shown = run_object.show(row)
+    shown = run_object.show_held(row)
     shown["lease_expires_at"] = row["last_heartbeat_at"] + timedelta(milliseconds=settings.DISPATCHER_STALE_CLAIM_MS)
     shown["heartbeat_interval_seconds"] = conf.heartbeat_interval_seconds(settings.DISPATCHER_STALE_CLAIM_MS)
     shown["directive"] = "pause" if row["status"] == states.PAUSED else "continue"

@@ -31,7 +31,7 @@ class View(ViewSet):
 
     def handle_exception(self, exc: Exception) -> Response:
         if isinstance(exc, DomainError) and "key_space" in (exc.facts.get("run") or {}):
-            exc.facts["run"] = run_object.show(exc.facts["run"])
+            exc.facts["run"] = run_object.show_held(exc.facts["run"])
         return super().handle_exception(exc)
 
 

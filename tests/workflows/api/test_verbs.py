@@ -231,7 +231,8 @@ class TestHeartbeat:
         )
 
     def test_paused(self, a1):
-        assert a1.run(make_run("paused"), "heartbeat", S1).json()["directive"] == "pause"
+        shown = a1.run(make_run("paused"), "heartbeat", S1).json()
+        assert (shown["directive"], shown["status"], shown["hold_reason"]) == ("pause", "paused", "paused")
 
     def test_b056_times_of_the_client_count_for_nothing(self, a1):
         run = make_run("claimed")
