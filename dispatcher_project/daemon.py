@@ -23,7 +23,7 @@ from django.db import InterfaceError, OperationalError, close_old_connections, c
 
 from dispatcher_project.pubsub import Listener
 
-GRACE_SECONDS = 0.8
+GRACE_SECONDS = 0.5
 BACK_OFF_FIRST_SECONDS, BACK_OFF_LIMIT_SECONDS = 0.2, 5.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 MIN_ALARM_SECONDS = 0.1  # for what is due and yet wasn't done: somebody holds its row

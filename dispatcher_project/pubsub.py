@@ -211,8 +211,7 @@ class Listener:
             return False
         try:
             connection = connect("listen")
-            connection.execute(f"LISTEN {CHANNEL}")
-            if not _hears(connection):
+            if not _listen(connection):
                 self._give_up(connection)
                 return False
         except psycopg.Error as error:
@@ -253,9 +252,10 @@ def _select(connection: psycopg.Connection[Any] | None, seconds: float, wake_fd:
     return wake_fd in ready, bool(ready - {wake_fd})
 
 
-def _hears(connection: psycopg.Connection[Any]) -> bool:
-    """Whether a LISTEN on this connection means anything: behind a transaction pooler nothing ever arrives."""
+def _listen(connection: psycopg.Connection[Any]) -> bool:
+    """LISTEN; and whether that means anything here: behind a transaction pooler nothing ever arrives."""
     row = connection.execute("SELECT pg_backend_pid()").fetchone()
+    connection.execute(f"LISTEN {CHANNEL}")
     if row == (connection.info.backend_pid,):
         return True
     with connect("probe") as other:  # a pooler stands between: does it pass rings on?
