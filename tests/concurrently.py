@@ -62,7 +62,7 @@ class Background:
         try:
             return self._future.result(PATIENCE_SECONDS)
         finally:
-            self._pool.shutdown()
+            self._pool.shutdown(wait=False)  # a job that hangs must not hold the lock's owner in its transaction
 
 
 def _outcome(job: Callable[[], Any]) -> Any:
