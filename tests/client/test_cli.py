@@ -25,7 +25,7 @@ from workflows.client.errors import UsageError
 Agent = Callable[..., Result]
 Process = Callable[..., "subprocess.Popen[str]"]
 S1 = ("--session", "s1")
-COMMANDS = ("poll", "show", "stats", "claim", "start", "heartbeat", "complete", "fail", "release", "submit")
+COMMANDS = ("poll", "show", "stats", "claim", "start", "heartbeat", "complete", "fail", "release", "submit", "cancel")
 
 WRONG = [
     (),

@@ -67,6 +67,8 @@ SENT = [
         f"{RUN}/release",
         {"session_id": "s1", "reason": "going home"},
     ),
+    (("cancel", ID), "POST", f"{RUN}/cancel", {}),
+    (("cancel", ID, "--reason", "wrong input"), "POST", f"{RUN}/cancel", {"reason": "wrong input"}),
     (("submit", "doc"), "POST", "/api/workflow-runs", {"workflow_type": "doc"}),
     (
         ("submit", "doc", "--input", '{"n": 1}', "--priority", "-5", "--owner", "coder"),

@@ -27,6 +27,7 @@ VERBS = [
     DONE,
     ("fail", ID, *S1, "--error", "x", "--retryable"),
     ("release", ID, *S1),
+    ("cancel", ID, "--reason", "x"),
     ("submit", "doc"),
     READ,
 ]

@@ -11,7 +11,6 @@ from tests.client.runs import ID, STATS, run
 from tests.client.server import Answer, ScriptedServer
 from tests.client.test_commands import IDS, SENT
 from workflows import states
-from workflows.client.states import FINAL_STATES
 from workflows.client.text import width
 from workflows.client.views import STYLES
 
@@ -129,6 +128,5 @@ def test_odd_values_are_shown_or_passed_over(
         assert agent(*argv).code == 0, value
 
 
-def test_final_states_are_the_servers() -> None:
-    assert set(FINAL_STATES) == set(states.FINAL)
+def test_every_state_has_its_colour() -> None:
     assert set(STYLES) == set(states.STATES)

@@ -1,3 +1,40 @@
-"""The agents' side of the HTTP contract: `dispatcher-agent` and what it is made of. Imports no Django."""
+"""The agents' side of the HTTP contract: `DispatcherClient`, for asyncio too, and the command line
+`dispatcher-agent` that is made of them. Imports no Django, and nothing at all before it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workflows.client.async_client import AsyncDispatcherClient as AsyncDispatcherClient
+    from workflows.client.client import DispatcherClient as DispatcherClient
+    from workflows.client.errors import ApiProblem as ApiProblem
+    from workflows.client.errors import ClientError as ClientError
+    from workflows.client.errors import LeaseLost as LeaseLost
+    from workflows.client.errors import OutcomeUnknown as OutcomeUnknown
+    from workflows.client.errors import TemporaryError as TemporaryError
+    from workflows.client.objects import Heartbeat as Heartbeat
+    from workflows.client.objects import Run as Run
+    from workflows.client.objects import Stats as Stats
+    from workflows.client.objects import Usage as Usage
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "async_client": ("AsyncDispatcherClient",),
+    "client": ("DispatcherClient",),
+    "errors": ("ApiProblem", "ClientError", "LeaseLost", "OutcomeUnknown", "TemporaryError"),
+    "objects": ("Heartbeat", "Run", "Stats", "Usage"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

@@ -8,11 +8,14 @@ that isn't so must also teach the transport not to repeat it.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from workflows.client.errors import UsageError
+
+UsageTotals = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,20 +27,21 @@ class Call:
     body: bytes | None = None
     headers: tuple[tuple[str, str], ...] = ()
     on_lease: bool = False  # 409 then means: this lease or this chance is lost
+    wait_seconds: float = 0.0  # the server may take so much longer to answer
 
     @property
     def is_read(self) -> bool:
         return self.method == "GET"
 
 
-def pending(*, limit: int, agent_id: str | None = None) -> Call:
+def pending(*, limit: int, agent_id: str | None = None, wait: float | None = None) -> Call:
     """→ {"runs": [run]}"""
-    return _get("/workflow-runs/pending", limit=limit, agent_id=agent_id)
+    return _get("/workflow-runs/pending", wait=wait, limit=limit, agent_id=agent_id)
 
 
-def show(run_id: str) -> Call:
+def show(run_id: str, *, wait: float | None = None) -> Call:
     """→ run, whole"""
-    return _get(_run_path(run_id))
+    return _get(_run_path(run_id), wait=wait)
 
 
 def stats() -> Call:
@@ -65,6 +69,28 @@ def claim(run_id: str, *, session_id: str, agent_id: str | None = None) -> Call:
     return _verb(run_id, "claim", session_id=session_id, agent_id=agent_id)
 
 
+def claim_next(
+    *,
+    session_id: str,
+    agent_id: str | None = None,
+    workflow_types: Sequence[str] | None = None,
+    wait: float | None = None,
+    limit: int | None = None,
+) -> Call:
+    """→ run, or nothing (204), or {"runs": [run]} where `limit` is given.
+
+    A repeat is answered with what this session claimed and made no call on yet, so a lost reply loses nothing.
+    """
+    body = _encode(
+        session_id=session_id,
+        agent_id=agent_id,
+        workflow_types=None if workflow_types is None else list(workflow_types),
+        wait=wait,
+        limit=limit,
+    )
+    return Call(method="POST", path="/workflow-runs/claim-next", body=body, wait_seconds=wait or 0.0)
+
+
 def start(run_id: str, *, session_id: str, lease_no: int | None = None) -> Call:
     """→ run"""
     return _verb(run_id, "start", session_id=session_id, lease_no=lease_no)
@@ -77,18 +103,26 @@ def heartbeat(
     lease_no: int | None = None,
     percent: float | None = None,
     message: str | None = None,
+    usage: UsageTotals | None = None,
 ) -> Call:
     """→ run + `lease_expires_at`, `heartbeat_interval_seconds`, `directive`"""
     progress = {"percent": percent, "message": message}
     given = {key: value for key, value in progress.items() if value is not None}
-    return _verb(run_id, "heartbeat", session_id=session_id, lease_no=lease_no, progress=given or None)
+    return _verb(run_id, "heartbeat", session_id=session_id, lease_no=lease_no, progress=given or None, usage=usage)
 
 
 def complete(
-    run_id: str, *, session_id: str, lease_no: int | None = None, output_summary: dict[str, Any] | None = None
+    run_id: str,
+    *,
+    session_id: str,
+    lease_no: int | None = None,
+    output_summary: Mapping[str, Any] | None = None,
+    usage: UsageTotals | None = None,
 ) -> Call:
     """→ run"""
-    return _verb(run_id, "complete", session_id=session_id, lease_no=lease_no, output_summary=output_summary)
+    return _verb(
+        run_id, "complete", session_id=session_id, lease_no=lease_no, output_summary=output_summary, usage=usage
+    )
 
 
 def fail(
@@ -99,6 +133,7 @@ def fail(
     lease_no: int | None = None,
     retryable: bool = False,
     retry_after_seconds: int | None = None,
+    usage: UsageTotals | None = None,
 ) -> Call:
     """→ run, failed or queued again"""
     return _verb(
@@ -109,6 +144,7 @@ def fail(
         error=error,
         retryable=retryable,
         retry_after_seconds=retry_after_seconds,
+        usage=usage,
     )
 
 
@@ -117,9 +153,25 @@ def release(run_id: str, *, session_id: str, lease_no: int | None = None, reason
     return _verb(run_id, "release", session_id=session_id, lease_no=lease_no, reason=reason)
 
 
-def _get(path: str, **query: Any) -> Call:
-    given = urlencode({key: value for key, value in query.items() if value is not None})
-    return Call(method="GET", path=f"{path}?{given}" if given else path)
+def usage(run_id: str, *, session_id: str, usage: UsageTotals, lease_no: int | None = None) -> Call:
+    """→ {"lease": "held" or "lost"}: booked all the same. Running totals, so a repeat books nothing twice."""
+    body = _encode(session_id=session_id, lease_no=lease_no, usage=usage)
+    return Call(method="POST", path=f"{_run_path(run_id)}/usage", body=body)
+
+
+def cancel(run_id: str, *, reason: str | None = None) -> Call:
+    """→ run, cancelled; the operator's word, so no lease is asked for"""
+    return Call(method="POST", path=f"{_run_path(run_id)}/cancel", body=_encode(reason=reason))
+
+
+def session_heartbeat(session_id: str) -> Call:
+    """→ {"runs": [run]}: what the session holds"""
+    return Call(method="POST", path=f"/sessions/{quote(session_id, safe='', errors='replace')}/heartbeat", body=b"{}")
+
+
+def _get(path: str, *, wait: float | None = None, **query: Any) -> Call:
+    given = urlencode({key: value for key, value in {**query, "wait": wait}.items() if value is not None})
+    return Call(method="GET", path=f"{path}?{given}" if given else path, wait_seconds=wait or 0.0)
 
 
 def _verb(run_id: str, verb: str, **fields: Any) -> Call:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from workflows.client import __version__, commands, config, exits
+from workflows.client.client import DispatcherClient
 from workflows.client.errors import ApiProblem, ClientError, TemporaryError, UsageError
-from workflows.client.http import TIMEOUT_SECONDS, ApiClient
+from workflows.client.http import TIMEOUT_SECONDS
 from workflows.client.output import COLUMNS, Screen
 from workflows.client.text import wrap
 from workflows.client.views import present_state
@@ -73,8 +74,8 @@ def _run(arguments: list[str], screen: Screen) -> int:
     args = parser.parse_args(arguments)
     if args.run is None:
         parser.error("No command was given")
-    with ApiClient(
-        config.api_base(args.api),
+    with DispatcherClient(
+        args.api,
         token=config.agent_token(args.token_file),
         timeout_seconds=args.timeout,
         on_retry=lambda error, seconds: screen.note(_retry_note(error, seconds)),
@@ -106,6 +107,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_reading_commands(command)
     _add_lease_commands(command)
     _add_submit(command)
+    cancel = command("cancel", commands.cancel, "End a run by an operator's word, whoever holds it")
+    cancel.add_argument("run_id", metavar="RUN-ID")
+    cancel.add_argument("--reason", metavar="TEXT", help="why; the timeline keeps it")
     return parser
 
 

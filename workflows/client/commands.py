@@ -5,16 +5,16 @@ from __future__ import annotations
 from argparse import Namespace
 
 from workflows.client import calls, config, views
-from workflows.client.errors import BadAnswer, OutcomeUnknown, TemporaryError, UsageError
+from workflows.client.client import DispatcherClient
+from workflows.client.errors import BadAnswer, OutcomeUnknown, UsageError
 from workflows.client.exits import DONE, FAILED, LOST, TEMPORARY
-from workflows.client.http import ApiClient, Reply
 from workflows.client.output import Screen
 from workflows.client.payloads import input_payload, output_summary
-from workflows.client.states import has_ended
-from workflows.client.waiting import wait_for_end
+from workflows.client.replies import Reply
+from workflows.client.waiting import has_ended, wait_for_end
 
 
-def poll(args: Namespace, client: ApiClient, screen: Screen) -> int:
+def poll(args: Namespace, client: DispatcherClient, screen: Screen) -> int:
     agent = _agent(args)
     reply = client.send(calls.pending(limit=args.limit, agent_id=agent))
     runs = reply.object().get("runs")
@@ -25,18 +25,18 @@ def poll(args: Namespace, client: ApiClient, screen: Screen) -> int:
     return DONE
 
 
-def claim(args: Namespace, client: ApiClient, screen: Screen) -> int:
+def claim(args: Namespace, client: DispatcherClient, screen: Screen) -> int:
     session = _session(args)
     reply = client.send(calls.claim(args.run_id, session_id=session, agent_id=_agent(args)))
     screen.show(reply, views.claimed(reply.object(), session=session, columns=screen.columns))
     return DONE
 
 
-def start(args: Namespace, client: ApiClient, screen: Screen) -> int:
+def start(args: Namespace, client: DispatcherClient, screen: Screen) -> int:
     return _move(calls.start(args.run_id, session_id=_session(args), lease_no=args.lease_no), client, screen)
 
 
-def heartbeat(args: Namespace, client: ApiClient, screen: Screen) -> int:
+def heartbeat(args: Namespace, client: DispatcherClient, screen: Screen) -> int:
     call = calls.heartbeat(
         args.run_id,
         session_id=_session(args),
@@ -50,14 +50,14 @@ def heartbeat(args: Namespace, client: ApiClient, screen: Screen) -> int:
     return LOST if run.get("directive") == "stop" else DONE
 
 
-def complete(args: Namespace, client: ApiClient, screen: Screen) -> int:
+def complete(args: Namespace, client: DispatcherClient, screen: Screen) -> int:
     session = _session(args)
     output = None if args.output is None else output_summary(args.output)
     call = calls.complete(args.run_id, session_id=session, lease_no=args.lease_no, output_summary=output)
     return _move(call, client, screen)
 
 
-def fail(args: Namespace, client: ApiClient, screen: Screen) -> int:
+def fail(args: Namespace, client: DispatcherClient, screen: Screen) -> int:
     call = calls.fail(
         args.run_id,
         session_id=_session(args),
@@ -69,26 +69,30 @@ def fail(args: Namespace, client: ApiClient, screen: Screen) -> int:
     return _move(call, client, screen)
 
 
-def release(args: Namespace, client: ApiClient, screen: Screen) -> int:
+def release(args: Namespace, client: DispatcherClient, screen: Screen) -> int:
     call = calls.release(args.run_id, session_id=_session(args), lease_no=args.lease_no, reason=args.reason)
     return _move(call, client, screen)
 
 
-def show(args: Namespace, client: ApiClient, screen: Screen) -> int:
+def cancel(args: Namespace, client: DispatcherClient, screen: Screen) -> int:
+    return _move(calls.cancel(args.run_id, reason=args.reason), client, screen)
+
+
+def show(args: Namespace, client: DispatcherClient, screen: Screen) -> int:
     reply = client.send(calls.show(args.run_id))
     now = views.server_time(reply.date)
     screen.show(reply, views.detail(reply.object(), now=now, columns=screen.columns))
     return DONE
 
 
-def stats(args: Namespace, client: ApiClient, screen: Screen) -> int:
+def stats(args: Namespace, client: DispatcherClient, screen: Screen) -> int:
     reply = client.send(calls.stats())
     now = views.server_time(reply.date)
     screen.show(reply, views.stats(reply.object(), now=now, columns=screen.columns))
     return DONE
 
 
-def submit(args: Namespace, client: ApiClient, screen: Screen) -> int:
+def submit(args: Namespace, client: DispatcherClient, screen: Screen) -> int:
     reply = _submit(args, client)
     run = reply.object()
     if args.wait is None:
@@ -109,25 +113,20 @@ def submit(args: Namespace, client: ApiClient, screen: Screen) -> int:
     return DONE if run.get("status") == "completed" else FAILED
 
 
-def _submit(args: Namespace, client: ApiClient) -> Reply:
+def _submit(args: Namespace, client: DispatcherClient) -> Reply:
     import uuid
 
-    key = args.idempotency_key if args.idempotency_key is not None else str(uuid.uuid4())
     call = calls.submit(
         args.workflow_type,
-        idempotency_key=key,
+        idempotency_key=args.idempotency_key or str(uuid.uuid4()),
         input_payload=None if args.input is None else input_payload(args.input),
         priority=args.priority,
         owner_agent_id=args.owner,
     )
-    try:
-        return client.send(call)
-    except TemporaryError as error:
-        error.facts["idempotency_key"] = key
-        raise
+    return client.create(call)
 
 
-def _move(call: calls.Call, client: ApiClient, screen: Screen) -> int:
+def _move(call: calls.Call, client: DispatcherClient, screen: Screen) -> int:
     reply = client.send(call)
     screen.show(reply, views.moved(reply.object(), columns=screen.columns))
     return DONE

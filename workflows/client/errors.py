@@ -47,17 +47,16 @@ class BadAnswer(ClientError):
 
 
 class ApiProblem(ClientError):
-    """The server said no. Repeating the call changes nothing. `lost`: the run, or the chance of it, is somebody else's
-    or over."""
+    """The server said no, and why: `status`, `code`, `detail`, `run`. Repeating the call changes nothing."""
 
     code = "refused"
 
-    def __init__(self, status: int, problem: dict[str, Any], *, text: str | None = None, lost: bool = False) -> None:
+    def __init__(self, status: int, problem: dict[str, Any], *, text: str | None = None) -> None:
         super().__init__(str(problem.get("detail") or problem.get("error") or problem.get("title") or f"HTTP {status}"))
         self.status = status
         self.problem = problem
         self.text = text
-        self.lost = lost
+        self.code = str(problem.get("code") or self.code)
         self.anonymous = False  # no token was sent
 
     def document(self) -> dict[str, Any]:
@@ -75,6 +74,12 @@ class ApiProblem(ClientError):
         """The run as it stands, where the server sent it along."""
         run = self.problem.get("run")
         return run if isinstance(run, dict) else None
+
+
+class LeaseLost(ApiProblem):
+    """The run, or the chance of it, is somebody else's or over: stop working on it."""
+
+    code = "lease_lost"
 
 
 class TemporaryError(ClientError):

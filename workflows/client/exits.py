@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workflows.client.errors import ApiProblem, ClientError, TemporaryError
+from workflows.client.errors import ClientError, LeaseLost, TemporaryError
 
 DONE = 0
 FAILED = 1
@@ -14,4 +14,4 @@ INTERRUPTED = 130
 def exit_code(error: ClientError) -> int:
     if isinstance(error, TemporaryError):
         return TEMPORARY
-    return LOST if isinstance(error, ApiProblem) and error.lost else FAILED
+    return LOST if isinstance(error, LeaseLost) else FAILED

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
 from workflows.client.errors import ApiProblem, ClientError
-from workflows.client.http import Reply
+from workflows.client.replies import Reply
 from workflows.client.text import wrap
 
 COLUMNS = 80

@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from workflows.client.output import Line, line
-from workflows.client.states import has_ended
 from workflows.client.text import ago, clean, clock_time, duration, moment, outline, wrap
+from workflows.states import is_final
 
 Run = dict[str, Any]
 
@@ -146,7 +146,7 @@ def _facts(run: Run, columns: int, *, skip: tuple[str, ...] = ()) -> list[Line]:
     facts = [
         ("agent", "", run.get("target_agent_id")),
         ("holder", "", _holder(run)),
-        ("deadline", "deadline_at", None if has_ended(run) else _time(run.get("deadline_at"))),
+        ("deadline", "deadline_at", None if is_final(str(run.get("status"))) else _time(run.get("deadline_at"))),
         ("waiting", "", _hold(run) if run.get("hold_reason") else None),
         ("not before", "", _time(run.get("not_before")) if run.get("status") == "queued" else None),
         ("attempts", "", _attempts(run, " of ") if run.get("dispatch_attempts") else None),

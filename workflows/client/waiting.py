@@ -7,17 +7,22 @@ from time import monotonic, sleep
 from typing import Any
 
 from workflows.client import calls
+from workflows.client.client import DispatcherClient
 from workflows.client.errors import TemporaryError
-from workflows.client.http import ApiClient, Reply
-from workflows.client.states import has_ended
+from workflows.client.replies import Reply
+from workflows.states import is_final
 
 FIRST_PAUSE_SECONDS = 0.5
 PAUSE_FACTOR = 1.3
 LONGEST_PAUSE_SECONDS = 5.0
 
 
+def has_ended(run: dict[str, Any]) -> bool:
+    return is_final(str(run.get("status")))
+
+
 def wait_for_end(
-    client: ApiClient, reply: Reply, *, seconds: float, on_news: Callable[[dict[str, Any]], None]
+    client: DispatcherClient, reply: Reply, *, seconds: float, on_news: Callable[[dict[str, Any]], None]
 ) -> Reply:
     """The last reply heard of the run in `reply`: a final state, or the one it had when the time ran out.
 
