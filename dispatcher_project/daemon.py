@@ -7,6 +7,7 @@ before the second is over: a tick may be killed at any moment anyway.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -207,6 +208,7 @@ class Loop:
 
 def run_forever(worker: Worker, *, poll_seconds: float, listen: bool = True, stop: Stop | None = None) -> None:
     """Drive `worker` until SIGTERM or SIGINT (or `stop`), which end it within a second."""
+    gc.freeze()  # what is loaded stays; collecting it all would be most of the time that our end takes
     own = stop or Stop()
     listener = Listener() if listen else None
     try:
