@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -12,6 +13,7 @@ TOKEN_FIELDS = ("input_tokens", "output_tokens", "cached_tokens", "cache_write_t
 MAX_TOKENS = 2**63 - 1
 MAX_COST = Decimal(10) ** 10
 MAX_MODELS = 100
+AMOUNT = re.compile(r"[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,3})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ def _cost(value: Any, path: str) -> Decimal | None:
         return None
     message = "must be an amount in USD, 0 or more, with at most ten decimal places"
     if isinstance(value, bool) or not isinstance(value, int | str | Decimal):
+        raise Invalid(fields={f"{path}.cost_estimate": message})
+    if isinstance(value, str) and not AMOUNT.fullmatch(value):
         raise Invalid(fields={f"{path}.cost_estimate": message})
     try:
         cost = Decimal(value)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import environ
 from django.core.exceptions import ImproperlyConfigured
@@ -61,7 +63,12 @@ def database(url_variable: str) -> dict[str, Any]:
             "HOST": place["host"],
             "PORT": place["port"],
         }
-    config: dict[str, Any] = environ.Env.db_url_config(url)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of an unknown engine: refused below, with the variable's name
+            config: dict[str, Any] = environ.Env.db_url_config(url)
+    except ValueError as error:
+        raise ImproperlyConfigured(f"{url_variable} is no database address: {error}.") from None
+    config["HOST"] = unquote(config.get("HOST") or "")  # a socket's directory: %2Frun%2Fpostgresql
     if config.get("ENGINE") != "django.db.backends.postgresql":
         raise ImproperlyConfigured(f"{url_variable} must be a postgres:// address: PostgreSQL is the queue.")
     return config

@@ -31,7 +31,7 @@ SELECT target_agent_id, count(*) FROM workflow_runs
 WHERE target_agent_id = ANY(%s) AND {HOLDS_SLOT} GROUP BY target_agent_id
 """  # noqa: S608
 HOLDERS = f"""
-SELECT id, status, target_agent_id, claim_session_id, workflow_type FROM workflow_runs
+SELECT id, status, target_agent_id, workflow_type FROM workflow_runs
 WHERE {{column}} = %s AND {HOLDS_SLOT} ORDER BY dispatched_at LIMIT {MAX_HOLDERS}
 """  # noqa: S608
 
@@ -200,7 +200,7 @@ def _with_holders(reason: Reason, workflow_type: str) -> Reason:
         column, value = ("target_agent_id", reason.facts["agent_id"])
     with connection.cursor() as cursor:
         cursor.execute(HOLDERS.format(column=column), [value])
-        names = ("id", "status", "agent_id", "session_id", "workflow_type")
+        names = ("id", "status", "agent_id", "workflow_type")
         holders = [dict(zip(names, found, strict=True)) for found in cursor.fetchall()]
     return Reason(reason.code, reason.detail, {**reason.facts, "holders": holders})
 

@@ -107,7 +107,7 @@ def test_a_full_type_holds_and_names_its_holders(route):
     assert (reason["code"], reason["held"], reason["limit"]) == ("type_full", 1, 1)
     (named,) = reason["holders"]
     assert named == {
-        "id": holder.pk, "status": "running", "agent_id": "a1", "session_id": "s7", "workflow_type": "doc",
+        "id": holder.pk, "status": "running", "agent_id": "a1", "workflow_type": "doc",
     }  # fmt: skip
     assert held(run) == "type_full"
 

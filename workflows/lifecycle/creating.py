@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from django.db import connection
@@ -68,7 +68,7 @@ def create(
         "owner_agent_id": owner_agent_id,
         "initiator": initiator,
         "priority": priority,
-        "not_before": not_before,
+        "not_before": not_before and not_before.astimezone(UTC),
         "max_attempts": max_attempts,
     }
     digest = json_values.digest(said) if idempotency_key else None

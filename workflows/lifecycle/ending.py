@@ -49,8 +49,8 @@ _FAILED = {
     "gateway_session_active": "false",
     # At the end of the queue: a run that fails fast must not come back ahead of newer work each time.
     "queued_at": "CASE WHEN p.again THEN p.at ELSE r.queued_at END",
-    "not_before": f"""CASE WHEN p.again
-        THEN p.at + COALESCE(%(retry_after)s::int * interval '1 second', {BACK_OFF}) ELSE r.not_before END""",
+    "not_before": f"""CASE WHEN NOT p.again THEN r.not_before WHEN %(retry_after)s::int = 0 THEN NULL
+        ELSE p.at + COALESCE(%(retry_after)s::int * interval '1 second', {BACK_OFF}) END""",
 }
 _FAIL_PICKED = {"again": f"%(retryable)s AND r.dispatch_attempts < {MAX_ATTEMPTS}"}
 _FAIL_TO = "CASE WHEN p.again THEN 'queued' ELSE 'failed' END"
