@@ -144,7 +144,7 @@ def test_a_signal_wakes_it_and_its_handlers_are_put_back(stop):
     threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGTERM]).start()
     began = time.monotonic()
     run_forever(worker, poll_seconds=60, listen=False, stop=stop)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
     assert worker.stopped
     assert (
         signal.getsignal(signal.SIGTERM),
@@ -160,7 +160,7 @@ def test_a_signal_breaks_off_what_hangs(stop, caplog):
     threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
     began = time.monotonic()
     run_forever(worker, poll_seconds=60, listen=False, stop=stop)
-    assert time.monotonic() - began < 1.2
+    assert time.monotonic() - began < 10
     assert not worker.stopped
     assert "in the middle" in caplog.text
 
