@@ -59,11 +59,13 @@ def problem(status: int, code: str, detail: str, *, headers: Mapping[str, str] |
 
 
 class ScriptedServer:
-    """Answers from `script`, in order; an entry may be a function of the request. Keeps what it received."""
+    """Answers from `script`, in order; an entry may be a function of the request. After its end `otherwise` answers.
+    Keeps what it received."""
 
     def __init__(self) -> None:
         self.script: list[Answer | Callable[[Received], Answer]] = []
         self.received: list[Received] = []
+        self.otherwise: Callable[[Received], Answer] | None = None
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._http.daemon_threads = False
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
@@ -73,6 +75,8 @@ class ScriptedServer:
     def next_answer(self, request: Received) -> Answer:
         self.received.append(request)
         if not self.script:
+            if self.otherwise is not None:
+                return self.otherwise(request)
             return problem(418, "unscripted", f"No answer was scripted for {request.method} {request.path}")
         entry = self.script.pop(0)
         return entry if isinstance(entry, Answer) else entry(request)

@@ -25,7 +25,7 @@ from workflows.client.errors import UsageError
 Agent = Callable[..., Result]
 Process = Callable[..., "subprocess.Popen[str]"]
 S1 = ("--session", "s1")
-COMMANDS = ("poll", "show", "stats", "claim", "start", "heartbeat", "complete", "fail", "release", "submit", "cancel")
+COMMANDS = ("poll", "show", "stats", "claim", "start", "heartbeat", "complete", "fail", "release", "submit", "cancel", "run")
 
 WRONG = [
     (),
@@ -43,6 +43,11 @@ WRONG = [
     ("poll", "--timeout", "nan"),
     ("poll", "extra"),
     ("hb", ID, *S1, "--percent", "inf"),
+    ("run",),
+    ("run", "--", "true"),
+    ("run", "--types", ",", "--", "true"),
+    ("run", "--types", "a"),
+    ("run", "--types", "a", "--grace", "x", "--", "true"),
     ("submit",),
     ("submit", "--wait", "doc"),
     ("poll", "--api", "ftp://x"),
@@ -56,7 +61,7 @@ def test_wrong_usage_exits_1_and_sends_nothing(agent: Agent, server: ScriptedSer
     assert (result.code, result.out) == (1, "")
     assert result.err.startswith("dispatcher-agent: ")
     assert all(len(line) <= 80 for line in result.err.splitlines())
-    in_json = agent(*argv, "--json")
+    in_json = agent("--json", *argv)
     assert (in_json.code, in_json.json["code"], in_json.err) == (1, "usage", "")
     assert server.received == []
 

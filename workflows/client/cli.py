@@ -31,6 +31,27 @@ exit codes:
   2   the run is lost, over, or already claimed by another: stop working on it
   75  temporary, or the outcome is unknown: the same command may be repeated
 """
+RUN_EPILOG = """\
+the command:
+  gets the input as JSON on standard input, and in its environment
+  DISPATCHER_RUN_ID, DISPATCHER_WORKFLOW_TYPE, DISPATCHER_LEASE_NO,
+  DISPATCHER_SESSION_ID and DISPATCHER_API
+  may print lines like these on its standard output:
+    ::progress 40 reading the sources
+    ::usage {"model_id": "m", "input_tokens": 900, "output_tokens": 40}
+  (usage: totals so far); its last line that is a JSON object is the output
+  exits with 0 to complete the run, 75 to fail it for another attempt, else to
+  fail it; the end of its standard error tells why
+  is suspended while the run is paused, and ended (SIGTERM, 10 s later SIGKILL)
+  when the run is lost or cancelled
+
+SIGTERM or Ctrl-C claims nothing more and sends the command SIGTERM: if it
+exits with 0 within 10 s the run completes, else it is given back.
+
+exit codes with --once:
+  0 completed, 1 failed, 2 lost, 75 given back, to be retried, or unknown
+  (with --drain: 0 if every run completed)
+"""
 OUTPUT_HELP = "JSON, or text, which becomes {'result': text}; - reads standard input, @FILE a file"
 
 
@@ -52,7 +73,8 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    screen = Screen(as_json="--json" in arguments)
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments  # what follows is run's command
+    screen = Screen(as_json="--json" in own)
     try:
         return _run(arguments, screen)
     except ClientError as error:
@@ -107,6 +129,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_reading_commands(command)
     _add_lease_commands(command)
     _add_submit(command)
+    _add_run(command)
     cancel = command("cancel", commands.cancel, "End a run by an operator's word, whoever holds it")
     cancel.add_argument("run_id", metavar="RUN-ID")
     cancel.add_argument("--reason", metavar="TEXT", help="why; the timeline keeps it")
@@ -176,6 +199,19 @@ def _add_submit(command: Command) -> None:
         const=DEFAULT_WAIT_SECONDS,
         help="until it ended (an hour at most): exit 0 when it completed, 1 when it ended otherwise, 75 else",
     )
+
+
+def _add_run(command: Command) -> None:
+    run = command("run", commands.run, "Take runs and have a command do them")
+    run.epilog = RUN_EPILOG
+    run.add_argument("--types", metavar="A,B", required=True, help="the workflow types to take")
+    run.add_argument("--session", metavar="S", help="one for each runner; default: a new one")
+    run.add_argument("--agent", metavar="AGENT", help="claim for this agent")
+    run.add_argument("--once", action="store_true", help="end after one run")
+    run.add_argument("--drain", action="store_true", help="end when there is nothing to claim")
+    run.add_argument("--output-file", metavar="FILE", help="where the command leaves its output")
+    run.add_argument("--grace", metavar="SECONDS", type=_number, default=10, help="between SIGTERM and SIGKILL (10)")
+    run.add_argument("command", metavar="CMD", nargs="*", help="the command and its arguments, behind --")
 
 
 def _seconds(text: str) -> float:

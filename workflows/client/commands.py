@@ -78,6 +78,12 @@ def cancel(args: Namespace, client: DispatcherClient, screen: Screen) -> int:
     return _move(calls.cancel(args.run_id, reason=args.reason), client, screen)
 
 
+def run(args: Namespace, client: DispatcherClient, screen: Screen) -> int:
+    from workflows.client import running
+
+    return running.run(args, client, screen)
+
+
 def show(args: Namespace, client: DispatcherClient, screen: Screen) -> int:
     reply = client.send(calls.show(args.run_id))
     now = views.server_time(reply.date)

@@ -47,6 +47,10 @@ class Screen:
         else:
             self._write(sys.stdout, ["".join(text for text, _ in spans) for spans in lines])
 
+    def document(self, document: dict[str, Any]) -> None:
+        """One line of JSON."""
+        self._write(sys.stdout, [_single_document(json.dumps(document, ensure_ascii=False))])
+
     def trouble(self, error: ClientError, more: Iterable[str] = ()) -> None:
         """The problem document, or its words and `more` of them on standard error."""
         if self.as_json:
