@@ -2,7 +2,7 @@
 
 In front of the threads every body is read whole, up to its limit: a slow upload waits here, where it costs no thread,
 and a chunked one gets the length that WSGI asks for. Headers with an underscore are dropped, because WSGI couldn't tell
-them from the ones with a hyphen that they imitate.
+them from the ones with a hyphen that they imitate. Calls that may wait go to the threads through `long_polls`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import orjson
@@ -22,11 +25,8 @@ from dispatcher_project.wsgi import application as wsgi_application  # first: it
 from django.conf import settings
 
 from dispatcher_project.api_errors import CONTENT_TYPE, problem
+from workflows.api.long_polls import LongPolls, Message, Receive, Send
 from workflows.api.presence import Presence
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 BODY_SECONDS = 60.0  # for a whole body to arrive
 DRAIN_BYTES = 32 * 1024 * 1024  # of a body that is too large, so that its sender gets to read the answer
@@ -75,7 +75,17 @@ async def _http(scope: Message, receive: Receive, send: Send) -> None:
     except asyncio.CancelledError:  # the server stops, and nothing was done yet
         await _stopping(send, 503, "server_stopping", "The server is stopping; try again.")
     else:
-        await _in_a_thread(_with_length(scope, len(body)), _replay(body, receive), send)
+        await _forward(_with_length(scope, len(body)), body, receive, send)
+
+
+async def _forward(scope: Message, body: bytes, receive: Receive, send: Send) -> None:
+    if not LongPolls.may_be(scope):
+        await _in_a_thread(scope, _replay(body, receive), send)
+        return
+    try:
+        await _long_polls.serve(scope, body, receive, send)
+    except asyncio.CancelledError:  # the server stops, and there was nothing to tell yet
+        await _stopping(send, 503, "server_stopping", "The server is stopping; try again.")
 
 
 async def _in_a_thread(scope: Message, receive: Receive, send: Send) -> None:
@@ -165,8 +175,33 @@ async def _lifespan(receive: Receive, send: Send) -> None:
         message = await receive()
         if message["type"] == "lifespan.startup":
             presence.start()
+            _on_signals(_long_polls.end)
             await send({"type": "lifespan.startup.complete"})
         elif message["type"] == "lifespan.shutdown":
+            _long_polls.end()
+            await asyncio.to_thread(_long_polls.close)
             await asyncio.to_thread(presence.stop)
             await send({"type": "lifespan.shutdown.complete"})
             return
+
+
+def _on_signals(then: Callable[[], None]) -> None:
+    """Also `then`, in the event loop, when the server is told to stop: it waits for its connections first, and those
+    would wait for their runs."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        servers_own = signal.getsignal(number)
+        if not callable(servers_own):
+            continue
+
+        def both(number: int, frame: FrameType | None, servers_own: Callable[..., Any] = servers_own) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(then)
+            servers_own(number, frame)
+
+        signal.signal(number, both)
+
+
+_long_polls = LongPolls(_in_a_thread)

@@ -1,4 +1,4 @@
-"""The doorbell. Rows are the message; a ring only makes a sleeping dispatcher look sooner.
+"""The doorbell. Rows are the message; a ring only makes a sleeping dispatcher, or a waiting caller, look sooner.
 
 Each process gathers after commit what changed, and one thread rings on an autocommit connection of its own: a
 `pg_notify` inside each transaction queues behind one lock at commit and costs most of the throughput. The first ring
@@ -23,10 +23,15 @@ import structlog
 from django.db import connections, transaction
 
 CHANNEL = "workflow_dispatcher"
+# Moves of runs, for those who wait for one. A channel of its own: no dispatcher wakes up for what it did itself.
+RUNS_CHANNEL = "workflow_dispatcher_runs"
+RUNS_PREFIXES = ("run:", "pending:")
 EVERYTHING = "*"
 MERGE_SECONDS = 0.01
 MAX_PAYLOAD_BYTES = 7500  # PostgreSQL's own limit is 8000
+RUNS_PER_PAYLOAD = 100  # so that a busy moment doesn't wake all who wait
 IDLE_SECONDS = 300.0  # a process that has had nothing to ring for this long gives its connection back
+NOTIFY = "SELECT pg_notify(channel, payload) FROM unnest(%s::text[], %s::text[]) AS sent(channel, payload)"
 OUTAGE_SECONDS = 0.5  # between two tries while the database is away
 BACK_OFF_FIRST_SECONDS, BACK_OFF_LIMIT_SECONDS = 0.2, 5.0
 PING_SECONDS = 30.0
@@ -44,7 +49,8 @@ log = structlog.get_logger(__name__)
 
 
 def ring(*keys: str) -> None:
-    """After commit: tell dispatchers that something may now start. Keys: `type:<workflow type>`, `agent:<agent id>`."""
+    """After commit. Tells dispatchers that something may now start: `type:<workflow type>`, `agent:<agent id>`; and
+    those who wait for runs what became of them: `pending:<agent id>` (dispatched to it), `run:<run id>` (moved)."""
     transaction.on_commit(partial(_ring_now, keys), robust=True)
 
 
@@ -57,6 +63,14 @@ def encode(keys: Iterable[str]) -> str:
     """The payload for these keys; `["*"]` where they don't fit."""
     payload = json.dumps(sorted(keys), separators=(",", ":"))
     return payload if len(payload) <= MAX_PAYLOAD_BYTES else json.dumps([EVERYTHING])
+
+
+def envelopes(keys: Iterable[str]) -> list[tuple[str, str]]:
+    """(channel, payload) pairs that carry these keys."""
+    runs = sorted(key for key in keys if key.startswith(RUNS_PREFIXES))
+    others = [key for key in keys if not key.startswith(RUNS_PREFIXES)]
+    parts = [runs[at : at + RUNS_PER_PAYLOAD] for at in range(0, len(runs), RUNS_PER_PAYLOAD)]
+    return [(CHANNEL, encode(others))] * bool(others) + [(RUNS_CHANNEL, encode(part)) for part in parts]
 
 
 def decode(payload: str) -> set[str]:
@@ -127,15 +141,15 @@ class Ringer:
             self._disconnect()
 
     def _send(self, keys: set[str]) -> None:
-        payload = encode(keys)
+        sent = [list(column) for column in zip(*envelopes(keys), strict=True)]
         if self._connection is not None:
             with contextlib.suppress(psycopg.Error):  # gone since the last ring: once more on a new one
-                self._connection.execute("SELECT pg_notify(%s, %s)", [CHANNEL, payload])
+                self._connection.execute(NOTIFY, sent)
                 return
             self._disconnect()
         try:
             self._connection = connect("ring")
-            self._connection.execute("SELECT pg_notify(%s, %s)", [CHANNEL, payload])
+            self._connection.execute(NOTIFY, sent)
         except Exception as error:
             self._disconnect()
             if not self._in_outage:
@@ -154,7 +168,8 @@ class Ringer:
 class Listener:
     """Hears the rings on a connection of its own, and gets a new one whenever that dies."""
 
-    def __init__(self) -> None:
+    def __init__(self, channel: str = CHANNEL) -> None:
+        self._channel = channel
         self._connection: psycopg.Connection[Any] | None = None
         self._back_off = BACK_OFF_FIRST_SECONDS
         self._retry_at = self._ping_at = 0.0
@@ -201,7 +216,7 @@ class Listener:
         """A proxy may keep our connection after the server behind it went away."""
         self._ping_at = time.monotonic() + PING_SECONDS
         try:
-            connection.execute(f"LISTEN {CHANNEL}")
+            connection.execute(f"LISTEN {self._channel}")
         except psycopg.Error as error:
             self._dropped(error)
 
@@ -211,7 +226,7 @@ class Listener:
             return False
         try:
             connection = connect("listen")
-            if not _listen(connection):
+            if not _listen(connection, self._channel):
                 self._give_up(connection)
                 return False
         except psycopg.Error as error:
@@ -238,7 +253,7 @@ class Listener:
         log.warning("LISTEN does not work through this connection (a pooler?); looking at each poll only")
         self._impossible, self._retry_at = True, float("inf")
         with contextlib.suppress(psycopg.Error):
-            connection.execute(f"UNLISTEN {CHANNEL}")
+            connection.execute(f"UNLISTEN {self._channel}")
             connection.close()
 
 
@@ -252,14 +267,14 @@ def _select(connection: psycopg.Connection[Any] | None, seconds: float, wake_fd:
     return wake_fd in ready, bool(ready - {wake_fd})
 
 
-def _listen(connection: psycopg.Connection[Any]) -> bool:
+def _listen(connection: psycopg.Connection[Any], channel: str) -> bool:
     """LISTEN; and whether that means anything here: behind a transaction pooler nothing ever arrives."""
     row = connection.execute("SELECT pg_backend_pid()").fetchone()
-    connection.execute(f"LISTEN {CHANNEL}")
+    connection.execute(f"LISTEN {channel}")
     if row == (connection.info.backend_pid,):
         return True
     with connect("probe") as other:  # a pooler stands between: does it pass rings on?
-        other.execute("SELECT pg_notify(%s, '[]')", [CHANNEL])
+        other.execute("SELECT pg_notify(%s, '[]')", [channel])
     return any(True for _ in connection.notifies(timeout=PROBE_SECONDS, stop_after=1))
 
 

@@ -207,7 +207,7 @@ def test_a_listener_in_an_outage_sleeps_between_its_tries(listener, stop, monkey
 
 @database
 def test_a_connection_that_can_not_hear_leaves_the_poll(transactional_db, stop, monkeypatch, caplog):
-    monkeypatch.setattr(pubsub, "_listen", lambda connection: False)
+    monkeypatch.setattr(pubsub, "_listen", lambda connection, channel: False)
     deaf = Listener()
     for _ in range(3):
         assert deaf.wait(0.01, stop.fd) == set()

@@ -11,7 +11,7 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 
 from workflows import states
-from workflows.api import shapes
+from workflows.api import query, shapes
 from workflows.api.filters import FILTERS
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -27,13 +27,23 @@ def _query(name: str, **more: Any) -> OpenApiParameter:
 LIMIT = _query("limit", type=int, description="1 to 100; clamped")
 CURSOR = _query("cursor", description="from `next` or `previous`")
 PAGE = (LIMIT, CURSOR)
+WAIT = _query(
+    "wait",
+    type={"type": "number", "minimum": 0, "maximum": query.MAX_WAIT},
+    description="seconds; the answer comes when there is something new, or at their end",
+)
 
 
 def described(
-    *, body: type[shapes.Shape] | None = None, answer: Any = OpenApiTypes.OBJECT, status: int = 200, **more: Any
+    *,
+    body: type[shapes.Shape] | None = None,
+    answer: Any = OpenApiTypes.OBJECT,
+    status: int = 200,
+    also: dict[int, Any] | None = None,
+    **more: Any,
 ) -> Callable[[Method], Method]:
     responses = {status: answer, 400: PROBLEM, 401: PROBLEM, 403: PROBLEM, 404: PROBLEM, 409: PROBLEM}
-    return extend_schema(request=body, responses=responses, **more)
+    return extend_schema(request=body, responses=responses | (also or {}), **more)
 
 
 def verb(body: type[shapes.Shape]) -> Callable[[Method], Method]:
@@ -51,8 +61,21 @@ list_ = described(
     operation_id="workflow_runs_list",
     parameters=[_STATUS, *(_query(name) for name in FILTERS if name != "status"), *PAGE],
 )
-pending = described(parameters=[LIMIT, _query("agent_id")])
-detail = described(answer=RUN)
+pending = described(parameters=[LIMIT, _query("agent_id"), WAIT])
+claim_next = described(
+    body=shapes.ClaimNext,
+    answer=OpenApiResponse(OpenApiTypes.OBJECT, description="The run; {runs: […]} where `limit` is given"),
+    also={204: OpenApiResponse(description="No run")},
+)
+detail = described(
+    answer=RUN,
+    parameters=[
+        WAIT,
+        OpenApiParameter(
+            "If-None-Match", location=OpenApiParameter.HEADER, description="with `wait`: the ETag that is known"
+        ),
+    ],
+)
 explain = described()
 stats = described()
 

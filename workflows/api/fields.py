@@ -11,7 +11,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from budgets import usage
-from workflows.api import twins
+from workflows.api import query, twins
 
 INT32 = 2**31 - 1
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
@@ -54,6 +54,27 @@ class Percent(serializers.Field):
         if isinstance(data, bool) or not isinstance(data, int | Decimal) or not 0 <= data <= 100:
             self.fail("invalid")
         return data
+
+
+class Clamped(Integer):
+    """A whole number; one out of range counts as the nearest in it."""
+
+    def __init__(self, *, least: int, most: int, **options: Any) -> None:
+        self.least, self.most = least, most
+        super().__init__(min_value=None, max_value=None, **options)
+
+    def to_internal_value(self, data: Any) -> int:
+        return max(self.least, min(self.most, super().to_internal_value(data)))
+
+
+@extend_schema_field({"type": "number", "minimum": 0, "maximum": query.MAX_WAIT})
+class Wait(serializers.Field):
+    default_error_messages = {"invalid": query.WAIT_REFUSED}
+
+    def to_internal_value(self, data: Any) -> float:
+        if isinstance(data, bool) or not isinstance(data, int | Decimal) or not 0 <= data <= query.MAX_WAIT:
+            self.fail("invalid")
+        return float(data)
 
 
 class Flag(serializers.BooleanField):

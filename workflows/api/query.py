@@ -12,9 +12,12 @@ from workflows.api import twins
 MAX_PARAMETERS = 100
 MIN_LIMIT, MAX_LIMIT = 1, 100
 MAX_NAME = 100  # ids of agents, types of runs
+MAX_WAIT = 60
+WAIT_REFUSED = f"must be a number of seconds from 0 to {MAX_WAIT}"
 
 Query = dict[str, list[str]]
 _WHOLE = re.compile(r"[+-]?[0-9]+")
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 def read(raw: str, allowed: Collection[str]) -> Query:
@@ -68,3 +71,11 @@ def limit(query: Mapping[str, list[str]], *, default: int) -> int:
         raise Invalid(fields={"limit": f"must be a whole number; beyond {MIN_LIMIT} to {MAX_LIMIT} it is clamped"})
     digits = values[0][:19]  # int() of a longer one proves nothing
     return max(MIN_LIMIT, min(MAX_LIMIT, int(digits)))
+
+
+def wait(query: Mapping[str, list[str]]) -> float:
+    """`wait`, the seconds of a long poll; 0 without it. Errors: Invalid."""
+    values = query.get("wait", ["0"])
+    if len(set(values)) > 1 or not _SECONDS.fullmatch(values[0]) or float(values[0]) > MAX_WAIT:
+        raise Invalid(fields={"wait": WAIT_REFUSED})
+    return float(values[0])

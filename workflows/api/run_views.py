@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -17,8 +18,9 @@ from dispatcher_project.errors import Invalid, Refused
 from governance.actors import Actor
 from governance.rules import sees_everything
 from workflows import admission, lifecycle, states
-from workflows.api import describe, outcome, pages, query, run_object, shapes, stats
+from workflows.api import bells, describe, outcome, pages, query, run_object, shapes, stats
 from workflows.api.filters import FILTERS, filtered, visible_to
+from workflows.api.long_polls import hold
 from workflows.api.twins import Twins
 from workflows.api.view import View, actor_of, body_of, run_id_of
 from workflows.errors import RunNotFound
@@ -42,7 +44,8 @@ ORDER BY COALESCE(rule.priority, 0) DESC, run.priority DESC, run.dispatched_at, 
 class Runs(View):
     parameters: ClassVar = {
         "list": (*FILTERS, "limit", "cursor"),
-        "pending": ("limit", "agent_id"),
+        "pending": ("limit", "agent_id", "wait"),
+        "retrieve": ("wait",),
     }
 
     @describe.create
@@ -75,12 +78,32 @@ class Runs(View):
     def pending(self, request: Request) -> Response:
         agent_id = _whose(actor_of(request), query.text(self.query, "agent_id"))
         limit = query.limit(self.query, default=10)
+        wait = query.wait(self.query)
         found = rows.select(PENDING, {"agent_id": agent_id, "limit": limit}, trimmed=True)
+        if not found:
+            hold(request, wait, keys=_bells_of(agent_id), kind=("pending", agent_id))
         return Response(Twins(runs=run_object.show_listed(found)))
+
+    @describe.claim_next
+    def claim_next(self, request: Request) -> Response:
+        said = shapes.ClaimNext.read(body_of(request))
+        wait, actor = said.pop("wait", 0.0), actor_of(request)
+        agent_id = _whose(actor, said.pop("agent_id", None))
+        claimed = lifecycle.claim_next(actor=actor, agent_id=agent_id, **said)
+        if not claimed:
+            hold(request, wait, keys=_bells_of(agent_id), kind=_kind(actor, agent_id, said.get("workflow_types")))
+        shown = [run_object.show_held(row) for row in claimed]
+        if "limit" in said:
+            return Response(Twins(runs=shown)) if shown else Response(status=204)
+        return Response(shown[0]) if shown else Response(status=204)
 
     @describe.detail
     def retrieve(self, request: Request, run_id: str) -> Response:
-        return Response(run_object.show_whole(_visible(run_id, actor_of(request))))
+        wait = query.wait(self.query)
+        row = _visible(run_id, actor_of(request))
+        if not states.is_final(row["status"]) and _is_where_it_was(row, request.META.get("HTTP_IF_NONE_MATCH")):
+            hold(request, wait, keys=[f"run:{row['id']}"], seen=row["last_seq"])
+        return Response(run_object.show_whole(row))
 
     @describe.explain
     def explain(self, request: Request, run_id: str) -> Response:
@@ -152,12 +175,28 @@ def _idempotency_key(request: Request) -> str | None:
 
 
 def _whose(actor: Actor, agent_id: str | None) -> str | None:
-    """Whose dispatched runs `pending` lists; None: everybody's."""
+    """Whose dispatched runs are meant; None: everybody's."""
     if sees_everything(actor):
         return agent_id
     if agent_id not in (None, actor.id):
-        raise Refused(f"You are agent {actor.id!r}; only an operator or orchestrator may poll for {agent_id!r}.")
+        raise Refused(f"You are agent {actor.id!r}; only an operator or orchestrator may ask for {agent_id!r}'s.")
     return actor.id
+
+
+def _bells_of(agent_id: str | None) -> list[str]:
+    return [bells.ANY if agent_id is None else f"pending:{agent_id}"]
+
+
+def _kind(actor: Actor, agent_id: str | None, types: Sequence[str] | None) -> tuple[Any, ...]:
+    """Sessions for which claim-next looks through the same runs."""
+    return ("claim", fence.own(actor), agent_id, None if types is None else frozenset(types))
+
+
+def _is_where_it_was(row: Row, tags: str | None) -> bool:
+    """Whether the caller knows of every move (`If-None-Match`), or waits for the next one. Heartbeats are no news."""
+    if tags is None:
+        return True
+    return any(tag.strip().removeprefix("W/").startswith(f'"{row["last_seq"]}-') for tag in tags.split(","))
 
 
 def _visible(run_id: str, actor: Actor) -> Row:

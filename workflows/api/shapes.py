@@ -8,10 +8,11 @@ from rest_framework import serializers
 
 from budgets.usage import TOKEN_FIELDS
 from routing import models as routing
-from workflows.api import twins
+from workflows.api import query, twins
 from workflows.api.fields import (
     INT32,
     AnyJSON,
+    Clamped,
     Flag,
     Integer,
     JSONObject,
@@ -19,6 +20,7 @@ from workflows.api.fields import (
     Percent,
     Text,
     Usage,
+    Wait,
 )
 from workflows.lifecycle.ending import MAX_RETRY_AFTER_SECONDS
 
@@ -68,6 +70,14 @@ class Create(Shape):
 class Claim(Shape):
     session_id = Text(min_length=1, max_length=MAX_SESSION)
     agent_id = Text(required=False, min_length=1, max_length=MAX_NAME)
+
+
+class ClaimNext(Claim):
+    workflow_types = serializers.ListField(
+        child=Text(min_length=1, max_length=MAX_NAME), required=False, min_length=1, max_length=100
+    )
+    limit = Clamped(required=False, least=query.MIN_LIMIT, most=query.MAX_LIMIT)
+    wait = Wait(required=False)
 
 
 class Start(Session):

@@ -15,6 +15,7 @@ VERBS = ("claim", "start", "heartbeat", "complete", "fail", "release", "cancel")
 urlpatterns = [
     path("workflow-runs", Runs.as_view({"get": "list", "post": "create"}), name="runs"),
     path("workflow-runs/pending", Runs.as_view({"get": "pending"}), name="pending"),
+    path("workflow-runs/claim-next", Runs.as_view({"post": "claim_next"}), name="claim-next"),
     path("workflow-runs/dispatcher/stats", Runs.as_view({"get": "stats"}), name="stats"),
     path(RUN, Runs.as_view({"get": "retrieve", "delete": "cancel"}), name="run"),
     path(f"{RUN}/explain", Runs.as_view({"get": "explain"}), name="explain"),

@@ -140,7 +140,9 @@ def start(
 def session_heartbeat(session_id: str, *, actor: Actor, now: datetime | None = None) -> list[Row]:
     """Every run that this session of the actor's agent holds is alive; the runs, oldest claim first."""
     moved = move(
-        SESSION_HEARTBEAT, {"session_id": session_id, "own": fence.own(actor), "actor": str(actor), "now": now}
+        SESSION_HEARTBEAT,
+        {"session_id": session_id, "own": fence.own(actor), "actor": str(actor), "now": now},
+        moves=_has_just_started,
     )
     return sorted(moved, key=lambda row: (row["claimed_at"], row["id"]))
 
@@ -171,7 +173,13 @@ def heartbeat(
             "actor": str(actor),
             "now": now,
         },
+        moves=_has_just_started,
     )
     if not moved:
         raise fence.refusal(run_id, "start", session_id=session_id, lease_no=lease_no, actor=actor)
     return moved[0]
+
+
+def _has_just_started(row: Row) -> bool:
+    """Whether this heartbeat was the first: it set both times to the same moment."""
+    return row["status"] == states.RUNNING and row["started_at"] == row["last_heartbeat_at"]

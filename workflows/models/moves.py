@@ -13,11 +13,12 @@ its own first (`lock`): a statement's snapshot is older than the lock it waited 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.db import connection
 
+from dispatcher_project.pubsub import ring
 from workflows import states
 from workflows.models.rows import SELECT_FROM_MOVED, Row, read
 
@@ -147,11 +148,20 @@ def _quoted(names: tuple[str, ...]) -> str:
     return ", ".join(f"'{name}'" for name in names)
 
 
-def move(sql: str, parameters: Mapping[str, Any]) -> list[Row]:
-    """Execute a move; the runs that it moved, as they are now. Its own transaction where none is open."""
+def move(sql: str, parameters: Mapping[str, Any], *, moves: Callable[[Row], bool] = lambda row: True) -> list[Row]:
+    """Execute a move; the runs that it moved, as they are now. Its own transaction where none is open.
+
+    Rings for them after commit, for those who wait for a run. `moves`: whether a row moved, for a statement that also
+    touches rows where they are.
+    """
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)
-        return read(cursor)
+        found = read(cursor)
+    moved = [row for row in found if moves(row)]
+    if moved:
+        dispatched = {row["target_agent_id"] for row in moved if row["status"] == states.DISPATCHED}
+        ring(*(f"run:{row['id']}" for row in moved), *(f"pending:{agent_id}" for agent_id in dispatched))
+    return found
 
 
 def lock(run_id: uuid.UUID) -> str | None:

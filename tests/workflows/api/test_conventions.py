@@ -19,6 +19,7 @@ ENDPOINTS = [
     ("GET", "workflow-runs", None),
     ("POST", "workflow-runs", {"workflow_type": "doc"}),
     ("GET", "workflow-runs/pending", None),
+    ("POST", "workflow-runs/claim-next", LEASED),
     ("GET", "workflow-runs/dispatcher/stats", None),
     ("GET", "workflow-runs/{run}", None),
     ("DELETE", "workflow-runs/{run}", {}),
@@ -115,7 +116,7 @@ class TestEveryEndpoint:
             problem(answer, 405, "method_not_allowed")
             assert {name.strip() for name in answer["Allow"].split(",")} >= allowed - {"HEAD"}
 
-    @pytest.mark.parametrize("query", ["bogus=1", "format=json", "page=-1", "wait=3", "cursor_=1", "x%00=1"])
+    @pytest.mark.parametrize("query", ["bogus=1", "format=json", "page=-1", "wait_=3", "cursor_=1", "x%00=1"])
     def test_refuses_unknown_query_parameters(self, endpoint, query, run, ops):
         body = problem(ops.call(endpoint[0], f"{endpoint[1].format(run=run.pk)}?{query}", endpoint[2]), 400, "invalid")
         assert "unknown query parameter" in body["errors"][0]["message"]
