@@ -56,20 +56,22 @@ class Pass:
 @dataclass(slots=True)
 class Outcome:
     """What phases did. `cut`: there is more, go again. `more`: keys whose dispatch was cut by the batch. `contended`:
-    keys that somebody else was at."""
+    keys that somebody else was at. `seconds`: how long each phase took, the last time."""
 
     counts: Counter[str] = field(default_factory=Counter)
     cut: bool = False
     more: frozenset[str] = frozenset()
     contended: frozenset[str] = frozenset()
     errors: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, other: Outcome) -> None:
         self.counts.update(other.counts)
         self.cut = self.cut or other.cut
         self.more |= other.more
-        self.contended = other.contended  # the later attempt knows better
+        self.contended |= other.contended
         self.errors += other.errors
+        self.seconds |= other.seconds
 
 
 class Phase(Protocol):
@@ -102,6 +104,7 @@ def run_phases(phases: Phases, this: Pass) -> Outcome:
     for name, phase in phases:
         if this.stopping():
             break
+        began = time.monotonic()
         try:
             total.add(phase(this))
         except Exception as error:
@@ -109,6 +112,7 @@ def run_phases(phases: Phases, this: Pass) -> Outcome:
                 raise
             log.exception("phase failed", phase=name)
             total.errors.append(f"{name}: {error}")
+        total.seconds[name] = round(time.monotonic() - began, 6)
     return total
 
 
@@ -131,8 +135,9 @@ def once(job: Job, *, batch: int) -> Outcome:
     deadline = time.monotonic() + CONTENDED_LIMIT_SECONDS
     while outcome.contended and time.monotonic() < deadline:
         time.sleep(CONTENDED_SECONDS)
-        room = batch - outcome.counts["dispatched"]
-        outcome.add(run_phases(job.on_ring, Pass(batch=room, keys=outcome.contended)))
+        room, keys = batch - outcome.counts["dispatched"], outcome.contended
+        outcome.contended = frozenset()  # the later attempt knows better
+        outcome.add(run_phases(job.on_ring, Pass(batch=room, keys=keys)))
     now = clock.now()
     ProcessInstance.beat(process.pk, last_tick_at=now, stopped_at=now, **_results(job, outcome))
     _forget_earlier_passes(process)
@@ -147,6 +152,7 @@ class Ticker:
         self._pk: uuid.UUID | None = None
         self._outages = Outages(timedelta(seconds=conf.heartbeat_interval_seconds(settings.DISPATCHER_STALE_CLAIM_MS)))
         self._unrecorded: Outcome | None = None
+        self._seconds: dict[str, float] = {}
         self._ticked_at = self._forgot_at = time.monotonic()
         self._recorded_at = float("-inf")
 
@@ -161,6 +167,7 @@ class Ticker:
         self._ticked_at = time.monotonic()
         self._unrecorded = self._unrecorded or Outcome()
         self._unrecorded.add(outcome)
+        self._seconds |= outcome.seconds
         done = {verb: count for verb, count in outcome.counts.items() if count}
         if done:
             log.info("tick", process=self._job.kind, **done)
@@ -199,6 +206,7 @@ class Ticker:
         columns["recovery_suspended_until"] = self._outages.until
         if self._unrecorded is not None:
             ago = timedelta(seconds=time.monotonic() - self._ticked_at)
+            self._unrecorded.seconds = self._seconds  # a ring runs one phase; the others' last times stand
             columns |= {"last_tick_at": clock.now() - ago, **_results(self._job, self._unrecorded)}
         if self._pk is None or not ProcessInstance.beat(self._pk, **columns):
             self._pk = self._register()
@@ -208,7 +216,8 @@ class Ticker:
 
 def _results(job: Job, outcome: Outcome) -> dict[str, Any]:
     error = "; ".join(outcome.errors)[:MAX_ERROR_LENGTH] or None
-    return {"last_tick_error": error, "last_tick_summary": job.summary(outcome.counts)}
+    summary = {**job.summary(outcome.counts), "phase_seconds": outcome.seconds}
+    return {"last_tick_error": error, "last_tick_summary": summary}
 
 
 def _forget_earlier_passes(process: ProcessInstance) -> None:

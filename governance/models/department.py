@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from django.core.validators import RegexValidator
 from django.db import models
-from django.db.models.functions import Now as TransactionTime  # noqa: TID251  (a column default: no caller has a clock)
+
+from dispatcher_project.versioned import Versioned
 
 IDENTIFIER = RegexValidator(
     r"\A[A-Za-z0-9][A-Za-z0-9._:@-]*\Z",
@@ -12,10 +13,9 @@ IDENTIFIER = RegexValidator(
 )
 
 
-class Department(models.Model):
+class Department(Versioned):
     department_id = models.CharField("ID", primary_key=True, max_length=100, validators=[IDENTIFIER])
     name = models.CharField(max_length=200)
-    created_at = models.DateTimeField(db_default=TransactionTime(), editable=False)
 
     class Meta:
         db_table = "departments"

@@ -78,6 +78,18 @@ detail = described(
 )
 explain = described()
 stats = described()
+session_heartbeat = described(body=None)
+artifacts = described(parameters=[*PAGE])
+add_artifact = described(body=shapes.Artifact, status=201)
+edit = described(
+    body=shapes.Edit, answer=RUN, parameters=[OpenApiParameter("If-Match", location=OpenApiParameter.HEADER)]
+)
+active = described(parameters=[*PAGE])
+stuck = described(parameters=[LIMIT])
+bulk = described(body=shapes.Bulk)
+tokens = described(parameters=[*PAGE])
+issue_token = described(body=shapes.Token, status=201)
+revoke_token = described()
 
 
 class BearerToken(OpenApiAuthenticationExtension):

@@ -17,6 +17,7 @@ from workflows import states
 from workflows.api.fields import parse_moment
 from workflows.api.query import MAX_NAME, Query
 from workflows.models import WorkflowRun
+from workflows.models.run import RunQuerySet
 
 MAX_SEARCH = 200
 SEARCHED = (
@@ -30,9 +31,9 @@ SEARCHED = (
 )
 
 
-def visible_to(actor: Actor) -> QuerySet[WorkflowRun]:
+def visible_to(actor: Actor) -> RunQuerySet:
     """The runs for which `fence.is_visible` says yes, as one query."""
-    runs = WorkflowRun.objects.all()
+    runs: RunQuerySet = WorkflowRun.objects.all()
     if sees_everything(actor):
         return runs
     mine = Q(key_space=str(actor)) | Q(target_agent_id=actor.id) | Q(claimed_by=actor.id)

@@ -20,7 +20,7 @@ AGENT = (
     "agent_id", "display_name", "role", "capabilities", "department_id", "active", "inactive_reason",
     "max_concurrent", "version", "created_at", "updated_at",
 )  # fmt: skip
-DEPARTMENT = ("department_id", "name", "created_at")
+DEPARTMENT = ("department_id", "name", "version", "created_at", "updated_at")
 
 
 class Agents(View):
@@ -60,7 +60,21 @@ class Departments(View):
 
     @described(body=shapes.Department, status=201)
     def create(self, request: Request) -> Response:
-        return Response(_department(edits.create(Department, shapes.Department.read(body_of(request)))), status=201)
+        made = edits.create(Department, shapes.Department.read(body_of(request)))
+        return _department_answer(made, status=201)
+
+    @described()
+    def retrieve(self, request: Request, department_id: str) -> Response:
+        return _department_answer(edits.get(Department, name_of(department_id, "department")))
+
+    @described(body=shapes.Department)
+    def partial_update(self, request: Request, department_id: str) -> Response:
+        department_id = name_of(department_id, "department")
+        values = shapes.Department.read({**body_of(request), "department_id": department_id}, partial=True)
+        values.pop("department_id")
+        return _department_answer(
+            edits.edit(Department, department_id, values, expected=edits.expected_versions(request))
+        )
 
 
 def _page(view: View, request: Request, queryset: QuerySet[Any], key: str, plural: str, show: Any) -> dict[str, Any]:
@@ -98,6 +112,10 @@ def _agent(agent: Agent) -> dict[str, Any]:
         **{name: getattr(agent, name) for name in AGENT},
         "last_seen_at": activity.last_seen_at if activity else None,
     }
+
+
+def _department_answer(department: Department, status: int = 200) -> Response:
+    return Response(_department(department), status=status, headers={"ETag": edits.etag(department)})
 
 
 def _department(department: Department) -> dict[str, Any]:

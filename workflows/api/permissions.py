@@ -36,3 +36,10 @@ class OperatorsWrite(IsKnownActor):
             return False
         assert isinstance(request.user, Actor)  # noqa: S101  (for the type checker: super() looked)
         return request.method in SAFE_METHODS or may_configure(request.user)
+
+
+class OperatorsOnly(OperatorsWrite):
+    """Nobody else, not even to read."""
+
+    def has_permission(self, request: Request, view: APIView) -> bool:
+        return super().has_permission(request, view) and isinstance(request.user, Actor) and may_configure(request.user)

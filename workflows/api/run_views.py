@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import timedelta
 from typing import Any, ClassVar
 
 from django.conf import settings
@@ -13,22 +12,20 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from budgets.usage import UsageReport
-from dispatcher_project import conf
 from dispatcher_project.errors import Invalid, Refused
 from governance.actors import Actor
 from governance.rules import sees_everything
 from workflows import admission, lifecycle, states
-from workflows.api import bells, describe, outcome, pages, query, run_object, shapes, stats
+from workflows.api import bells, describe, outcome, pages, query, run_object, shapes, stats, tags
 from workflows.api.filters import FILTERS, filtered, visible_to
 from workflows.api.long_polls import hold
+from workflows.api.operator_views import NEWEST_FIRST, Steering
 from workflows.api.twins import Twins
-from workflows.api.view import View, actor_of, body_of, run_id_of
-from workflows.errors import RunNotFound
+from workflows.api.view import actor_of, body_of, run_id_of, visible_run
 from workflows.lifecycle import fence
 from workflows.models import rows
 from workflows.models.rows import Row
 
-NEWEST_FIRST = pages.Order(("created_at", "id"), descending=True)
 OLDEST_DISPATCHED_FIRST = pages.Order(("dispatched_at", "id"))
 PENDING = """run.id = ANY(ARRAY(
     SELECT waiting.id FROM workflow_runs waiting
@@ -41,7 +38,7 @@ PENDING = """run.id = ANY(ARRAY(
 ORDER BY COALESCE(rule.priority, 0) DESC, run.priority DESC, run.dispatched_at, run.created_at, run.id"""
 
 
-class Runs(View):
+class Runs(Steering):
     parameters: ClassVar = {
         "list": (*FILTERS, "limit", "cursor"),
         "pending": ("limit", "agent_id", "wait"),
@@ -100,14 +97,14 @@ class Runs(View):
     @describe.detail
     def retrieve(self, request: Request, run_id: str) -> Response:
         wait = query.wait(self.query)
-        row = _visible(run_id, actor_of(request))
+        row = visible_run(run_id, actor_of(request))
         if not states.is_final(row["status"]) and _is_where_it_was(row, request.META.get("HTTP_IF_NONE_MATCH")):
             hold(request, wait, keys=[f"run:{row['id']}"], seen=row["last_seq"])
-        return Response(run_object.show_whole(row))
+        return tags.respond(request, row)
 
     @describe.explain
     def explain(self, request: Request, run_id: str) -> Response:
-        row = _visible(run_id, actor_of(request))
+        row = visible_run(run_id, actor_of(request))
         reasons = admission.explain(row, max_attempts=settings.DISPATCHER_MAX_DISPATCH_RETRIES)
         return Response({"dispatchable": not reasons, "reasons": [reason.as_dict() for reason in reasons]})
 
@@ -199,19 +196,8 @@ def _is_where_it_was(row: Row, tags: str | None) -> bool:
     return any(tag.strip().removeprefix("W/").startswith(f'"{row["last_seq"]}-') for tag in tags.split(","))
 
 
-def _visible(run_id: str, actor: Actor) -> Row:
-    row = fence.find(run_id_of(run_id))
-    if not fence.is_visible(row, actor):
-        raise RunNotFound(f"There is no run {row['id']}.")
-    return row
-
-
 def _beaten(row: Row, usage: list[UsageReport]) -> Twins:
-    shown = run_object.show_held(row)
-    shown["lease_expires_at"] = row["last_heartbeat_at"] + timedelta(milliseconds=settings.DISPATCHER_STALE_CLAIM_MS)
-    shown["heartbeat_interval_seconds"] = conf.heartbeat_interval_seconds(settings.DISPATCHER_STALE_CLAIM_MS)
-    shown["directive"] = "pause" if row["status"] == states.PAUSED else "continue"
-    return _with_usage(shown, usage)
+    return _with_usage(run_object.show_beaten(row), usage)
 
 
 def _ended(row: Row, usage: list[UsageReport]) -> Twins:

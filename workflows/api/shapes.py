@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 from rest_framework import serializers
 
 from budgets.usage import TOKEN_FIELDS
+from dispatcher_project.errors import Invalid
+from governance.models.token import MAX_DAYS
 from routing import models as routing
 from workflows.api import query, twins
 from workflows.api.fields import (
@@ -23,12 +26,18 @@ from workflows.api.fields import (
     Wait,
 )
 from workflows.lifecycle.ending import MAX_RETRY_AFTER_SECONDS
+from workflows.lifecycle.queueing import EDITABLE
+from workflows.lifecycle.reporting import MAX_URI
+from workflows.models.rows import COLUMNS, RULE_COLUMNS
 
 MAX_NAME = 100
 MAX_SESSION = 200
 MAX_REASON = 5_000
 MAX_ERROR = 100_000
 MAX_RETRIES = 999
+MAX_NOTES = 20_000
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[^\x00-\x1f\x7f-\x9f]+")
 
 
 class Shape(serializers.Serializer[Any]):
@@ -151,6 +160,59 @@ class Release(Session):
     reason = Text(required=False, allow_blank=True, max_length=MAX_REASON)
 
 
+class Step(Session):
+    step_name = Text(min_length=1, max_length=200)
+    status = Text(required=False, min_length=1, max_length=50)
+    output = AnyJSON(required=False)
+
+
+class Artifact(Session):
+    uri = Text(min_length=1, max_length=MAX_URI)
+    artifact_type = Text(required=False, min_length=1, max_length=50)
+    label = Text(required=False, allow_blank=True, max_length=200)  # type: ignore[assignment]  # a field, no label
+    metadata = JSONObject(required=False)
+
+    def validate_uri(self, value: str) -> str:
+        if not _URI.fullmatch(value):
+            raise serializers.ValidationError(
+                "must be a URI with its scheme (https:, s3:, file:, …), no control characters"
+            )
+        return value
+
+
+class GatewaySession(Shape):
+    session_id = Text(min_length=1, max_length=MAX_SESSION)
+
+
+class Edit(Shape):
+    """Null clears what may be empty. Other columns of a run are refused (`OTHERS`), unknown names ignored."""
+
+    null_is_absent = False
+
+    gateway_session_id = Text(required=False, allow_null=True, min_length=1, max_length=MAX_SESSION)
+    gateway_session_active = Flag(required=False)
+    current_step = Text(required=False, allow_null=True, min_length=1, max_length=200)
+    operator_notes = Text(required=False, allow_null=True, allow_blank=True, max_length=MAX_NOTES)
+    priority = Integer(required=False)
+    not_before = Moment(required=False, allow_null=True)
+
+    @classmethod
+    def read(cls, body: dict[str, Any], **options: Any) -> dict[str, Any]:
+        refused = sorted(name for name in twins.merge(body, OTHERS) if name in OTHERS)
+        if refused:
+            raise Invalid(fields=dict.fromkeys(refused, "can't be edited"))
+        return super().read(body, **options)
+
+
+OTHERS = frozenset({*COLUMNS, *RULE_COLUMNS, "retry_count", "max_retries", "hold_reason", "progress"}) - set(EDITABLE)
+
+
+class Bulk(Shape):
+    action = serializers.ChoiceField(choices=("cancel", "run-now"))
+    filter = JSONObject()
+    reason = Text(required=False, allow_blank=True, max_length=MAX_REASON)
+
+
 class Cancel(Shape):
     reason = Text(required=False, allow_blank=True, max_length=MAX_REASON)
     note = Text(required=False, allow_blank=True, max_length=MAX_REASON)
@@ -183,6 +245,10 @@ class Agent(Shape):
     inactive_reason = Text(required=False, allow_blank=True, max_length=500)
     reason = Text(required=False, allow_blank=True, max_length=500)
     max_concurrent = Integer(required=False, allow_null=True, min_value=0, max_value=INT32)
+
+
+class Token(Shape):
+    days = Integer(required=False, min_value=1, max_value=MAX_DAYS)
 
 
 class Department(Shape):

@@ -11,10 +11,13 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.viewsets import ViewSet
 
-from dispatcher_project.errors import DomainError, NotFound
+from dispatcher_project.errors import DomainError, Invalid, NotFound
 from governance.actors import Actor
 from workflows.api import query, run_object
+from workflows.api.shapes import MAX_SESSION
 from workflows.errors import RunNotFound
+from workflows.lifecycle import fence
+from workflows.models.rows import Row
 
 _RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
@@ -46,6 +49,21 @@ def run_id_of(text: str) -> uuid.UUID:
     if not _RUN_ID.fullmatch(text):
         raise RunNotFound(f"There is no run {text[:100]!r}.")
     return uuid.UUID(text)
+
+
+def visible_run(run_id: str, actor: Actor) -> Row:
+    """Errors: RunNotFound, also for a run that the actor may not see."""
+    row = fence.find(run_id_of(run_id))
+    if not fence.is_visible(row, actor):
+        raise RunNotFound(f"There is no run {row['id']}.")
+    return row
+
+
+def session_of(text: str) -> str:
+    """A session in the path. Errors: Invalid."""
+    if "\x00" in text or len(text) > MAX_SESSION:
+        raise Invalid(fields={"session_id": f"must be 1 to {MAX_SESSION} characters without NUL"})
+    return text
 
 
 def name_of(text: str, what: str) -> str:

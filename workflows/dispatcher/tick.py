@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from workflows.dispatcher.dispatch import dispatch
+from workflows.dispatcher.fold import fold
 from workflows.dispatcher.promote import promote, seconds_to_next
 from workflows.dispatcher.recover import recover, time_out
 from workflows.models.process import ProcessKind
 from workflows.ticking import Job
 
-PHASES = (("promote", promote), ("time_out", time_out), ("recover", recover), ("dispatch", dispatch))
+PHASES = (("promote", promote), ("time_out", time_out), ("recover", recover), ("dispatch", dispatch), ("fold", fold))
 
 
 def _summary(counts: Mapping[str, int]) -> dict[str, Any]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import uuid_utils.compat
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
-from django.db.models import F, Q, Value
+from django.db.models import Count, F, OuterRef, Q, Subquery, Value
 from django.db.models.functions import Coalesce
 from django.db.models.functions import Now as TransactionTime  # noqa: TID251  (a column default: no caller has a clock)
 
+from routing.models import RoutingRule
 from workflows import states
 
 # What the index, the counts and the slots mean by "held". One text, so that the partial index serves each query.
@@ -23,6 +26,10 @@ _PARKED = Q(status=states.QUEUED, not_before__isnull=False)
 _HELD = Q(status__in=[states.DISPATCHED, states.CLAIMED, states.RUNNING]) | Q(
     status=states.PAUSED, claim_session_id__isnull=False
 )
+# Back in the queue after a hand-out: few, whatever the backlog.
+_REQUEUED = Q(status=states.QUEUED, dispatched_at__isnull=False)
+_UNCOUNTED = Q(finished_at__isnull=False, counted=False)
+_NOT_QUEUED = Q(status__in=[state for state in states.OPEN if state != states.QUEUED])
 _OWNER_KEY = Coalesce("owner_agent_id", Value(""))
 
 
@@ -49,6 +56,53 @@ class RunQuerySet(models.QuerySet["WorkflowRun"]):
         locked = self.select_for_update(skip_locked=True, no_key=True)
         rows = locked.values_list("priority", "queued_at", "id")[:limit]
         return [(-priority, queued_at, pk) for priority, queued_at, pk in rows]
+
+    def holding_slots(self) -> RunQuerySet:
+        """In flight: handed out, or under a lease."""
+        return self.filter(_HELD)
+
+    def silent_since(self, moment: datetime) -> RunQuerySet:
+        return (
+            self.filter(status__in=states.LEASED)
+            .alias(heard=Coalesce("last_heartbeat_at", "claimed_at"))
+            .filter(heard__lt=moment)
+        )
+
+    def overdue(self, now: datetime) -> RunQuerySet:
+        return self.filter(status__in=states.LEASED, deadline_at__lt=now).order_by("deadline_at")
+
+    def unowned(self, workflow_types: Sequence[str]) -> RunQuerySet:
+        """Due runs of these types that name no owner."""
+        return (
+            self.alias(owner_key=_OWNER_KEY).filter(_READY, owner_key="", workflow_type__in=workflow_types).order_by()
+        )
+
+    def on_last_attempt(self, max_attempts: int) -> RunQuerySet:
+        """Handed out twice at least, and no more than once again. `max_attempts`: where neither run nor rule says."""
+        rule = RoutingRule.objects.filter(workflow_type=OuterRef("workflow_type")).values("max_attempts")
+        limit = Coalesce("max_attempts", Subquery(rule), Value(max_attempts))
+        return (
+            self._handed_out()
+            .alias(last=limit - 1)
+            .filter(dispatch_attempts__gte=2)
+            .filter(dispatch_attempts__gte=F("last"))
+        )
+
+    def given_back(self, times: int) -> RunQuerySet:
+        """Open runs whose leases ended by a release that often."""
+        releases = Count("leases__lease_no", filter=Q(leases__end_verb="release"))
+        return self._handed_out().filter(lease_no__gte=times).alias(releases=releases).filter(releases__gte=times)
+
+    def waiting_since(self, moment: datetime) -> RunQuerySet:
+        """Due, and in the queue since then. `created_at` stands beside `queued_at` for the index."""
+        return self.filter(_READY, queued_at__lt=moment, created_at__lt=moment).order_by("created_at", "id")
+
+    def stopped_since(self, moment: datetime) -> RunQuerySet:
+        """Paused, or before an approver."""
+        return self.filter(status__in=[states.PAUSED, states.WAITING_FOR_APPROVAL], updated_at__lt=moment).order_by()
+
+    def _handed_out(self) -> RunQuerySet:
+        return self.filter(_REQUEUED | _NOT_QUEUED).order_by()
 
 
 class WorkflowRun(models.Model):
@@ -107,6 +161,8 @@ class WorkflowRun(models.Model):
     idempotency_key = models.CharField(max_length=200, null=True, editable=False)
     idempotency_digest = models.CharField(max_length=64, null=True, editable=False)
     last_seq = models.IntegerField(default=0, editable=False)
+    # Its end is in `run_rollups`; `models/rollup.py` alone writes it.
+    counted = models.BooleanField(default=False, db_default=False, editable=False)
     created_at = models.DateTimeField(db_default=TransactionTime(), editable=False)
     updated_at = models.DateTimeField(db_default=TransactionTime(), editable=False)
 
@@ -135,6 +191,10 @@ class WorkflowRun(models.Model):
             models.Index(fields=["dispatched_at"], condition=Q(status=states.DISPATCHED), name="run_unclaimed"),
             # time_out in dispatcher and monitor
             models.Index(fields=["deadline_at"], condition=Q(status__in=states.LEASED), name="run_deadline"),
+            # stats: queued runs that were dispatched before; /stuck: those of them that had many hand-outs
+            models.Index(fields=["id"], condition=_REQUEUED, name="run_requeued"),
+            # stats, and the fold: what ended and isn't in run_rollups yet
+            models.Index(fields=["finished_at"], condition=_UNCOUNTED, name="run_uncounted"),
             # lists, newest first
             models.Index(fields=["-created_at", "-id"], name="run_newest"),
             models.Index(fields=["status", "-created_at", "-id"], name="run_newest_by_status"),
@@ -146,6 +206,9 @@ class WorkflowRun(models.Model):
                 condition=Q(status__in=states.FINAL, finished_at__isnull=False)
                 | (~Q(status__in=states.FINAL) & Q(finished_at__isnull=True)),
                 name="run_finished_when_final",
+            ),
+            models.CheckConstraint(
+                condition=Q(counted=False) | Q(finished_at__isnull=False), name="run_counted_when_final"
             ),
             models.CheckConstraint(
                 condition=~Q(status__in=states.LEASED)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from django.db import OperationalError
 from django.urls import get_resolver
 
-from tests.factories import make_run
+from tests.factories import AgentTokenFactory, DepartmentFactory, make_run
 from tests.workflows.api.conftest import Api
 
 RUN_ID = "0190aaaa-bbbb-7ccc-8ddd-eeeeffff0000"
+QUEUED_ID = "0190aaaa-bbbb-7ccc-8ddd-eeeeffff0001"
 LEASED = {"session_id": "s1"}
 ROUTE = {"workflow_type": "doc", "agent_id": "a1"}
 # (method, path, a body that would do)
@@ -21,7 +23,11 @@ ENDPOINTS = [
     ("GET", "workflow-runs/pending", None),
     ("POST", "workflow-runs/claim-next", LEASED),
     ("GET", "workflow-runs/dispatcher/stats", None),
+    ("GET", "workflow-runs/active", None),
+    ("GET", "workflow-runs/stuck", None),
+    ("POST", "workflow-runs/bulk", {"action": "cancel", "filter": {"status": "queued"}}),
     ("GET", "workflow-runs/{run}", None),
+    ("PATCH", "workflow-runs/{run}", {"operator_notes": "x"}),
     ("DELETE", "workflow-runs/{run}", {}),
     ("GET", "workflow-runs/{run}/explain", None),
     ("POST", "workflow-runs/{run}/claim", LEASED),
@@ -31,6 +37,13 @@ ENDPOINTS = [
     ("POST", "workflow-runs/{run}/fail", {**LEASED, "error": "x"}),
     ("POST", "workflow-runs/{run}/release", LEASED),
     ("POST", "workflow-runs/{run}/cancel", {}),
+    ("POST", "workflow-runs/{run}/step", {**LEASED, "step_name": "build"}),
+    ("GET", "workflow-runs/{run}/artifacts", None),
+    ("POST", "workflow-runs/{run}/artifacts", {**LEASED, "uri": "https://x.example/1"}),
+    ("POST", "workflow-runs/{run}/bind-session", LEASED),
+    ("POST", "workflow-runs/{run}/unbind-session", LEASED),
+    ("POST", "workflow-runs/{queued}/run-now", {}),
+    ("POST", "sessions/s1/heartbeat", {}),
     ("GET", "workflow-routing", None),
     ("PUT", "workflow-routing", ROUTE),
     ("GET", "workflow-routing/doc", None),
@@ -40,9 +53,24 @@ ENDPOINTS = [
     ("POST", "agents", {"agent_id": "new"}),
     ("GET", "agents/a1", None),
     ("PATCH", "agents/a1", {"active": True}),
+    ("GET", "agents/a1/tokens", None),
+    ("POST", "agents/a1/tokens", {"days": 1}),
+    ("DELETE", "agents/a1/tokens/key1", None),
     ("GET", "departments", None),
+    ("GET", "departments/d1", None),
+    ("PATCH", "departments/d1", {"name": "D"}),
     ("POST", "departments", {"department_id": "d", "name": "D"}),
 ]
+PATTERNS = {
+    "{run}": "<str:run_id>",
+    "{queued}": "<str:run_id>",
+    "/doc": "/<str:workflow_type>",
+    "/a1": "/<str:agent_id>",
+    "/key1": "/<str:key>",
+    "/d1": "/<str:department_id>",
+    "/s1": "/<path:session_id>",
+}
+NAMES = re.compile("|".join(re.escape(name) for name in PATTERNS))
 WRITES = [endpoint for endpoint in ENDPOINTS if endpoint[2] is not None]
 BAD_BODIES = {
     "no JSON": b"{",
@@ -74,7 +102,15 @@ def paths(endpoint):
 
 @pytest.fixture
 def run(route):
+    """With the other rows that the paths name."""
+    DepartmentFactory(department_id="d1")
+    AgentTokenFactory(key="key1")
+    make_run("queued", pk=QUEUED_ID)
     return make_run("claimed")
+
+
+def at(endpoint, run):
+    return endpoint[1].format(run=run.pk, queued=QUEUED_ID)
 
 
 def problem(answer, status, code=None):
@@ -89,8 +125,7 @@ def problem(answer, status, code=None):
 
 
 def test_this_table_has_every_endpoint():
-    known = {endpoint[1].replace("{run}", "<str:run_id>") for endpoint in ENDPOINTS}
-    known = {path.replace("/doc", "/<str:workflow_type>").replace("/a1", "/<str:agent_id>") for path in known}
+    known = {NAMES.sub(lambda found: PATTERNS[found[0]], endpoint[1]) for endpoint in ENDPOINTS}
     (api,) = [found for found in get_resolver().url_patterns if str(found.pattern) == "api/"]
     assert known | {"schema", "docs"} == {str(found.pattern) for found in api.url_patterns}
 
@@ -99,11 +134,11 @@ def test_this_table_has_every_endpoint():
 class TestEveryEndpoint:
     def test_works(self, endpoint, run, ops):
         method, path, body = endpoint
-        answer = ops.call(method, path.format(run=run.pk), body)
+        answer = ops.call(method, at(endpoint, run), body)
         assert answer.status_code in (200, 201) or (path.endswith("claim") and answer.status_code == 409)
 
     def test_needs_credentials(self, endpoint, run):
-        answer = Api(None).call(endpoint[0], endpoint[1].format(run=run.pk), endpoint[2])
+        answer = Api(None).call(endpoint[0], at(endpoint, run), endpoint[2])
         problem(answer, 401, "not_authenticated")
         assert answer["WWW-Authenticate"] == "Bearer"
 
@@ -112,25 +147,25 @@ class TestEveryEndpoint:
         if "GET" not in allowed:
             allowed -= {"HEAD"}
         for method in {"GET", "POST", "PUT", "PATCH", "DELETE", "PROPFIND"} - allowed:
-            answer = ops.call(method, endpoint[1].format(run=run.pk), {})
+            answer = ops.call(method, at(endpoint, run), {})
             problem(answer, 405, "method_not_allowed")
             assert {name.strip() for name in answer["Allow"].split(",")} >= allowed - {"HEAD"}
 
     @pytest.mark.parametrize("query", ["bogus=1", "format=json", "page=-1", "wait_=3", "cursor_=1", "x%00=1"])
     def test_refuses_unknown_query_parameters(self, endpoint, query, run, ops):
-        body = problem(ops.call(endpoint[0], f"{endpoint[1].format(run=run.pk)}?{query}", endpoint[2]), 400, "invalid")
+        body = problem(ops.call(endpoint[0], f"{at(endpoint, run)}?{query}", endpoint[2]), 400, "invalid")
         assert "unknown query parameter" in body["errors"][0]["message"]
 
     @pytest.mark.parametrize("query", ["%ff=1", "limit=%ff", "a=1&" * 200])
     def test_refuses_a_query_that_cannot_be_read(self, endpoint, query, run, ops):
-        problem(ops.call(endpoint[0], f"{endpoint[1].format(run=run.pk)}?{query}", endpoint[2]), 400, "invalid")
+        problem(ops.call(endpoint[0], f"{at(endpoint, run)}?{query}", endpoint[2]), 400, "invalid")
 
 
 @pytest.mark.parametrize("endpoint", WRITES, ids=paths)
 class TestEveryWrite:
     @pytest.mark.parametrize("bad", BAD_BODIES.values(), ids=BAD_BODIES)
     def test_refuses_a_bad_body_and_changes_nothing(self, endpoint, bad, run, ops):
-        answer = ops.call(endpoint[0], endpoint[1].format(run=run.pk), bad)
+        answer = ops.call(endpoint[0], at(endpoint, run), bad)
         problem(answer, 400, "parse_error")
         run.refresh_from_db()
         assert (run.status, run.claim_session_id, run.last_seq) == ("claimed", "s1", 1)
@@ -138,16 +173,16 @@ class TestEveryWrite:
     def test_refuses_what_is_no_json(self, endpoint, run, ops):
         for kind in ("application/x-www-form-urlencoded", "text/plain", "multipart/form-data; boundary=x", ""):
             answer = ops.client.generic(
-                endpoint[0], f"/api/{endpoint[1].format(run=run.pk)}", b"a=1", content_type=kind, headers=ops.headers
+                endpoint[0], f"/api/{at(endpoint, run)}", b"a=1", content_type=kind, headers=ops.headers
             )
             problem(answer, 415, "unsupported_media_type")
 
     def test_refuses_a_body_that_is_too_large(self, endpoint, run, ops):
         body = b'{"session_id": "' + b"x" * 5 * 1024 * 1024 + b'"}'
-        problem(ops.call(endpoint[0], endpoint[1].format(run=run.pk), body), 413, "too_large")
+        problem(ops.call(endpoint[0], at(endpoint, run), body), 413, "too_large")
 
     def test_ignores_unknown_fields(self, endpoint, run, ops):
-        answer = ops.call(endpoint[0], endpoint[1].format(run=run.pk), {**endpoint[2], "no_such_field": 1})
+        answer = ops.call(endpoint[0], at(endpoint, run), {**endpoint[2], "no_such_field": 1})
         assert answer.status_code in (200, 201, 409)
 
 

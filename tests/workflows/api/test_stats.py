@@ -95,7 +95,7 @@ def test_dispatchers(ops):
 def test_in_a_handful_of_statements(ops, django_assert_max_num_queries):
     make_run("queued")
     ops.get(PATH)
-    with django_assert_max_num_queries(6):
+    with django_assert_max_num_queries(9):
         ops.get(PATH)
 
 
