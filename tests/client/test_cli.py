@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,12 +21,13 @@ from tests.client.conftest import ROOT, Result
 from tests.client.runs import ID, run
 from tests.client.server import Answer, ScriptedServer
 from workflows.client import __version__, cli, config
+from workflows.client.completion import commands_of
 from workflows.client.errors import UsageError
 
 Agent = Callable[..., Result]
 Process = Callable[..., "subprocess.Popen[str]"]
 S1 = ("--session", "s1")
-COMMANDS = ("poll", "show", "stats", "claim", "start", "heartbeat", "complete", "fail", "release", "submit", "cancel", "run")
+COMMANDS = tuple(command.names[0] for command in commands_of(cli.build_parser()))
 
 WRONG = [
     (),
@@ -73,6 +75,48 @@ def test_help_fits_80_columns(agent: Agent, command: str, monkeypatch: pytest.Mo
     assert result.code == 0
     assert result.out.startswith(f"usage: dispatcher-agent {command}".rstrip())
     assert all(len(line) <= 80 for line in result.out.splitlines())
+
+
+COMPLETED = [
+    ("dispatcher-agent he", {"heartbeat"}),
+    ("dispatcher-agent --api x comp", {"complete", "completion"}),
+    ("dispatcher-agent --json poll --li", {"--limit"}),
+    ("dispatcher-agent hb --m", {"--message"}),
+    ("dispatcher-agent completion ", {"bash", "zsh", "fish"}),
+    ("dispatcher-agent poll --limit ", set()),
+    ("dispatcher-agent run --types a --output-file pypr", {"pyproject.toml"}),
+    ("dispatcher-agent run --types a -- pypr", {"pyproject.toml"}),
+]
+
+
+@pytest.mark.parametrize(("typed", "offered"), COMPLETED)
+def test_bash_completes(agent: Agent, server: ScriptedServer, typed: str, offered: set[str]) -> None:
+    script = agent("completion", "bash").out
+    words = typed.split(" ")
+    ask = (
+        f"{script}\nCOMP_WORDS=({' '.join(words[:-1])} '{words[-1]}'); COMP_CWORD={len(words) - 1}; _dispatcher_agent;"
+    )
+    ask += 'printf "%s\\n" "${COMPREPLY[@]}"'
+    done = subprocess.run(
+        ["bash", "--norc", "-c", ask], cwd=ROOT, capture_output=True, text=True, timeout=20, check=True
+    )
+    found = {word for word in done.stdout.splitlines() if word}
+    assert done.stderr == ""
+    assert offered <= found
+    assert offered == found or words[-1] == ""
+    assert server.received == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_command_and_option(agent: Agent, shell: str) -> None:
+    result = agent("completion", shell)
+    assert result.code == 0
+    dashes = "--" if shell != "fish" else "-l "
+    for command in commands_of(cli.build_parser()):
+        assert all(name in result.out for name in command.names)
+        assert all(f"{dashes}{name[2:]}" in result.out for option in command.options for name in option.names[-1:])
+    if found := shutil.which(shell):
+        subprocess.run([found, "-n"], input=result.out, text=True, check=True, timeout=20)
 
 
 def test_version_is_the_projects(agent: Agent) -> None:

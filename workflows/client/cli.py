@@ -52,6 +52,7 @@ exit codes with --once:
   0 completed, 1 failed, 2 lost, 75 given back, to be retried, or unknown
   (with --drain: 0 if every run completed)
 """
+SHELLS = ("bash", "zsh", "fish")
 OUTPUT_HELP = "JSON, or text, which becomes {'result': text}; - reads standard input, @FILE a file"
 
 
@@ -96,6 +97,8 @@ def _run(arguments: list[str], screen: Screen) -> int:
     args = parser.parse_args(arguments)
     if args.run is None:
         parser.error("No command was given")
+    if args.run is commands.completion:
+        return commands.completion(args, screen)
     with DispatcherClient(
         args.api,
         token=config.agent_token(args.token_file),
@@ -133,6 +136,9 @@ def build_parser() -> argparse.ArgumentParser:
     cancel = command("cancel", commands.cancel, "End a run by an operator's word, whoever holds it")
     cancel.add_argument("run_id", metavar="RUN-ID")
     cancel.add_argument("--reason", metavar="TEXT", help="why; the timeline keeps it")
+    completion = command("completion", commands.completion, "Print the completions for a shell to source")
+    completion.add_argument("shell", choices=SHELLS)
+    completion.set_defaults(parser=parser)
     return parser
 
 
@@ -203,6 +209,7 @@ def _add_submit(command: Command) -> None:
 
 def _add_run(command: Command) -> None:
     run = command("run", commands.run, "Take runs and have a command do them")
+    run.usage = "dispatcher-agent run [options] --types A,B -- CMD [ARG ...]"
     run.epilog = RUN_EPILOG
     run.add_argument("--types", metavar="A,B", required=True, help="the workflow types to take")
     run.add_argument("--session", metavar="S", help="one for each runner; default: a new one")

@@ -84,6 +84,14 @@ def run(args: Namespace, client: DispatcherClient, screen: Screen) -> int:
     return running.run(args, client, screen)
 
 
+def completion(args: Namespace, screen: Screen) -> int:
+    """Local: needs neither server nor token."""
+    from workflows.client.completion import script
+
+    screen.plain(script(args.parser, args.shell))
+    return DONE
+
+
 def show(args: Namespace, client: DispatcherClient, screen: Screen) -> int:
     reply = client.send(calls.show(args.run_id))
     now = views.server_time(reply.date)

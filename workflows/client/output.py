@@ -47,6 +47,10 @@ class Screen:
         else:
             self._write(sys.stdout, ["".join(text for text, _ in spans) for spans in lines])
 
+    def plain(self, text: str) -> None:
+        """The text as it is."""
+        self._write(sys.stdout, text.splitlines())
+
     def document(self, document: dict[str, Any]) -> None:
         """One line of JSON."""
         self._write(sys.stdout, [_single_document(json.dumps(document, ensure_ascii=False))])
