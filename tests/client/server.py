@@ -68,7 +68,7 @@ class ScriptedServer:
         self.otherwise: Callable[[Received], Answer] | None = None
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._http.daemon_threads = False
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.002})
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
 

@@ -37,13 +37,14 @@ def call(request: pytest.FixtureRequest, server: ScriptedServer, monkeypatch: py
     monkeypatch.setattr("workflows.client.retries.FIRST_DELAY_SECONDS", 0.001)
 
     async def asynchronously(method: str, *arguments: Any, **options: Any) -> Any:
-        async with AsyncDispatcherClient(timeout_seconds=2, token="wd_secret") as client:
+        seconds = options.pop("patience", 2)
+        async with AsyncDispatcherClient(timeout_seconds=seconds, token="wd_secret") as client:
             return await getattr(client, method)(*arguments, **options)
 
     def call(method: str, *arguments: Any, **options: Any) -> Any:
         if request.param == "async":
             return asyncio.run(asynchronously(method, *arguments, **options))
-        with DispatcherClient(timeout_seconds=2, token="wd_secret") as client:
+        with DispatcherClient(timeout_seconds=options.pop("patience", 2), token="wd_secret") as client:
             return getattr(client, method)(*arguments, **options)
 
     return call
@@ -145,7 +146,7 @@ def test_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_trickling_answer_is_not_waited_for(call: Call, server: ScriptedServer) -> None:
     server.script = [Answer(200, run("completed"), trickle=0.02), Answer(200, run("completed"))]
-    assert call("show", ID)["status"] == "completed"
+    assert call("show", ID, patience=0.3)["status"] == "completed"
     assert len(server.received) == 2
 
 

@@ -351,7 +351,7 @@ def test_server_that_is_away_for_a_while_is_waited_for(dispatcher: Dispatcher, s
     child = start("import time; time.sleep(1)", "--once")
     until(lambda: dispatcher.bodies("heartbeat"))
     dispatcher.away = True
-    time.sleep(2)
+    time.sleep(1.2)
     dispatcher.away = False
     assert result(child)[0] == 0
     assert dispatcher.history == ["claim r1", "complete r1"]

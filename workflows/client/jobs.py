@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from workflows.client import calls
 from workflows.client.calls import Call
@@ -101,9 +101,11 @@ class JobState:
     def watch(self, listener: Callable[[str], None]) -> None:
         self._listeners.append(listener)
 
-    def lose(self, why: str) -> None:
+    def lose(self, why: str, run: Mapping[str, Any] | None = None) -> None:
+        """`run`: as the server shows it now."""
         if not self.stopped and not self.finished:
             self.stopped, self.why_stopped = True, why
+            self.run = cast(Run, {**self.run, **(run or {}), "lease_no": self.run.get("lease_no")})
             self._tell(LOST)
 
     def direct(self, directive: object) -> None:

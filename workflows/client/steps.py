@@ -121,7 +121,7 @@ def begin(job: JobState) -> Steps[None]:
     except TemporaryError:
         pass
     except LeaseLost as problem:
-        job.lose(problem.detail)
+        job.lose(problem.detail, problem.run)
 
 
 def keep(job: JobState, note: Note) -> Steps[None]:
@@ -144,10 +144,10 @@ def keep(job: JobState, note: Note) -> Steps[None]:
                 note(f"The usage was not booked: {reply.object()['code']}")
             job.direct(reply.object().get("directive"))
         except LeaseLost as problem:
-            job.lose(problem.detail)
+            job.lose(problem.detail, problem.run)
         except ApiProblem as problem:
             if problem.status == 404:
-                job.lose(problem.detail)
+                job.lose(problem.detail, problem.run)
             elif problem.status in INVALID:
                 note(f"The server refuses this progress or usage: {problem.detail}")
                 lease.refused(beat, now=monotonic())
