@@ -249,6 +249,17 @@ def test_news_that_the_server_refuses_cost_no_run(bench: Bench) -> None:
     assert "usage" not in bench.dispatcher.bodies("complete")[0]
 
 
+def test_refused_progress_takes_no_usage_with_it() -> None:
+    lease = Lease("r1", session_id="s1", lease_no=1, now=0.0)
+    lease.note_progress(4, "x" * 9999)
+    lease.note_usage({"input_tokens": 3})
+    lease.refused(lease.heartbeat(), now=1.0)
+    beat = lease.heartbeat()
+    assert (beat.progress, lease.usage(), lease.has_unsent_usage) == (None, [{"input_tokens": 3}], True)
+    lease.refused(beat, now=2.0)
+    assert (lease.usage(), lease.has_unsent_usage) == ([], False)
+
+
 def test_trimmed_input_is_fetched(bench: Bench) -> None:
     bench.dispatcher.runs[0].update(input_payload={}, input_payload_truncated=True)
     bench.dispatcher.refuse["r1"] = Answer(200, {"input_payload": {"n": 4}})

@@ -98,10 +98,13 @@ class Lease:
         self._heard(beat)
 
     def refused(self, beat: Beat, *, now: float) -> None:
-        """The server understands the heartbeat's news not at all: on without them."""
+        """The server takes the heartbeat's news not as they are: on without the progress, next without the usage."""
         with self._lock:
-            self._usage.clear()
-        self._heard(beat)
+            if beat.progress is None:
+                self._usage.clear()
+                self._usage_sent = self._usage_version
+            elif self._progress is beat.progress:
+                self._progress = None
         self.failed(now=now)
 
     def failed(self, *, now: float, retry_after: float | None = None) -> None:

@@ -25,7 +25,7 @@ g=0
 while read -r n; do g=$n; done
 [ "$g" = 0 ] && exit
 kill -s TERM -- "-$g"; kill -s CONT -- "-$g"
-for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.3; kill -s 0 -- "-$g" || exit; done
+for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.2; kill -s 0 -- "-$g" || exit; done
 kill -s KILL -- "-$g"
 """
 
