@@ -16,6 +16,7 @@ import pytest
 
 from tests.client.conftest import Result
 from tests.client.dispatcher import Dispatcher
+from tests.client.processes import alive, result, until
 from tests.client.server import ScriptedServer, problem
 
 Process = Callable[..., "subprocess.Popen[str]"]
@@ -43,26 +44,6 @@ def start(process: Process) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for child in started:
         child.kill()
         child.communicate()
-
-
-def until(true: Callable[[], Any], seconds: float = 15.0) -> None:
-    ends = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < ends, "it didn't happen"
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"
-
-
-def result(child: subprocess.Popen[str], seconds: float = 20) -> tuple[int, str, str]:
-    out, err = child.communicate(timeout=seconds)
-    return child.returncode, out, err
 
 
 def pids(file: Path, count: int) -> list[int]:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.client.dispatcher import Dispatcher
+from tests.client.processes import until
 from tests.client.server import Answer, ScriptedServer, problem
-from tests.client.test_run import until
 from workflows.client import (
     AsyncDispatcherClient,
     AsyncWorker,
