@@ -36,14 +36,6 @@ OUTAGE_SECONDS = 0.5  # between two tries while the database is away
 BACK_OFF_FIRST_SECONDS, BACK_OFF_LIMIT_SECONDS = 0.2, 5.0
 PING_SECONDS = 30.0
 PROBE_SECONDS = 1.0
-# A peer that vanished without a word is noticed within half a minute. libpq ignores these on a Unix socket.
-KEEPALIVE = {
-    "keepalives": 1,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 20_000,
-}
 
 log = structlog.get_logger(__name__)
 
@@ -86,7 +78,7 @@ def decode(payload: str) -> set[str]:
 
 def connect(purpose: str) -> psycopg.Connection[Any]:
     """A connection of one's own to the `direct` database: autocommit, never pooled."""
-    parameters = {**KEEPALIVE, **connections["direct"].get_connection_params()}
+    parameters = dict(connections["direct"].get_connection_params())
     parameters["application_name"] = f"{parameters.get('application_name', '')} {purpose}".strip()
     return psycopg.connect(**parameters, autocommit=True)
 

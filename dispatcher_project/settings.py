@@ -75,8 +75,16 @@ def database(url_variable: str) -> dict[str, Any]:
 
 
 DATABASES: dict[str, dict[str, Any]] = {"default": database("DATABASE_URL"), "direct": database("DATABASE_DIRECT_URL")}
+# A peer that vanished without a word is noticed within half a minute. libpq ignores these on a Unix socket.
+KEEPALIVE = {
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
 for _alias, _database in DATABASES.items():
-    _database.setdefault("OPTIONS", {})
+    _database["OPTIONS"] = {**KEEPALIVE, **_database.get("OPTIONS", {})}
     _database["OPTIONS"].setdefault("connect_timeout", 5)
     _database["OPTIONS"].setdefault("application_name", f"workflow-dispatcher {' '.join(sys.argv[1:2])}".strip())
     _database["CONN_MAX_AGE"] = 0 if WEB_PROCESS else None

@@ -24,6 +24,7 @@ DISPATCH = statement(
         "charge_project": "r.workflow_type",
     },
     reason="NULL",
+    answers_payloads=False,
     detail="jsonb_build_object('agent_id', target_agent_id, 'attempt', dispatch_attempts)",
 )
 

@@ -41,6 +41,7 @@ RECALL_UNCLAIMED = statement(
     pick=f"{UNCLAIMED} AND NOT {_USED_UP} {_LIMIT_UNCLAIMED}",
     sets=UNLEASED,
     skip_locked=True,
+    answers_payloads=False,
 )
 # The agent was switched off after the hand-out: no fault of the run's, so the attempt is returned.
 RECALL_INACTIVE = statement(
@@ -49,6 +50,7 @@ RECALL_INACTIVE = statement(
         {_LIMIT_UNCLAIMED}""",
     sets={**UNLEASED, "dispatch_attempts": "GREATEST(r.dispatch_attempts - 1, 0)"},
     skip_locked=True,
+    answers_payloads=False,
 )
 EXHAUST_UNCLAIMED = statement(
     "exhaust",
@@ -56,6 +58,7 @@ EXHAUST_UNCLAIMED = statement(
     sources=("dispatched",),
     sets=_EXHAUSTED,
     skip_locked=True,
+    answers_payloads=False,
 )
 # A paused run waits for an operator, not for its attempts: it only loses its lease.
 RELEASE_SILENT = statement(
@@ -66,6 +69,7 @@ RELEASE_SILENT = statement(
     to=RELEASE_TO,
     ends_lease=True,
     skip_locked=True,
+    answers_payloads=False,
 )
 EXHAUST_SILENT = statement(
     "exhaust",
@@ -74,6 +78,7 @@ EXHAUST_SILENT = statement(
     sets=_EXHAUSTED,
     ends_lease=True,
     skip_locked=True,
+    answers_payloads=False,
 )
 _MINUTES = """(SELECT lease.timeout_minutes FROM run_leases lease
     WHERE lease.run_id = r.id AND lease.lease_no = r.lease_no)"""
@@ -89,6 +94,7 @@ TIME_OUT = statement(
     },
     ends_lease=True,
     skip_locked=True,
+    answers_payloads=False,
     reason="last_error",
 )
 

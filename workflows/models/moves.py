@@ -20,7 +20,7 @@ from django.db import connection
 
 from dispatcher_project.pubsub import ring
 from workflows import states
-from workflows.models.rows import SELECT_FROM_MOVED, Row, read
+from workflows.models.rows import SELECT_FROM_MOVED, SELECT_FROM_MOVED_BARE, Row, read
 
 # Hand-outs that a run may have in all. Needs the rule joined, and the setting as a parameter.
 MAX_ATTEMPTS = "COALESCE(r.max_attempts, rule.max_attempts, %(max_attempts)s)"
@@ -91,13 +91,15 @@ def statement(
     reason: str = "%(reason)s::text",
     detail: str = "NULL::jsonb",
     also_touches: tuple[str, ...] = (),
+    answers_payloads: bool = True,
 ) -> str:
     """The SQL of a move; built once, at import.
 
     `pick`: condition on r (run) and rule. `picked`: further columns read under the lock, for `sets` as p.<name>.
     `to`: an SQL expression where the table allows several targets. `sources`: fewer than the table's. `also_touches`:
     states in which the same call sets the same columns, but is no move: status stays and the timeline is silent.
-    Parameters: now, actor, and what the parts name.
+    `answers_payloads`: off for moves of many runs, whose payloads nobody asked for. Parameters: now, actor, and what
+    the parts name.
     """
     move = states.MOVES[verb]
     sources = sources or move.sources
@@ -126,22 +128,19 @@ def statement(
             digest="%(digest)s" if repeatable else "NULL",
             outcome=f"jsonb_build_object({outcome})" if repeatable else "NULL",
         )
-    return (
-        STATEMENT.format(
-            verb=verb,
-            pick=pick,
-            sources=_quoted((*sources, *also_touches)),
-            sets=", ".join(f"{name} = {value}" for name, value in columns.items()),
-            picked_columns="".join(f", {value} AS {name}" for name, value in picked.items()),
-            returned_columns="".join(f", p.{name}" for name in picked),
-            skip_locked=" SKIP LOCKED" if skip_locked else "",
-            reason=reason,
-            detail=detail,
-            lease=lease,
-            event_when=event_when,
-        )
-        + SELECT_FROM_MOVED
-    )
+    return STATEMENT.format(
+        verb=verb,
+        pick=pick,
+        sources=_quoted((*sources, *also_touches)),
+        sets=", ".join(f"{name} = {value}" for name, value in columns.items()),
+        picked_columns="".join(f", {value} AS {name}" for name, value in picked.items()),
+        returned_columns="".join(f", p.{name}" for name in picked),
+        skip_locked=" SKIP LOCKED" if skip_locked else "",
+        reason=reason,
+        detail=detail,
+        lease=lease,
+        event_when=event_when,
+    ) + (SELECT_FROM_MOVED if answers_payloads else SELECT_FROM_MOVED_BARE)
 
 
 def _quoted(names: tuple[str, ...]) -> str:

@@ -38,6 +38,8 @@ _SELECTED = ", ".join([f"run.{name}" for name in COLUMNS] + [f"{sql} AS {name}" 
 TRIM_BYTES = 4096
 _RULE = "LEFT JOIN workflow_agent_routing rule ON rule.workflow_type = run.workflow_type"
 SELECT_FROM_MOVED = f"SELECT {_SELECTED} FROM moved run {_RULE}"  # noqa: S608  (constants only)
+_BARE = ", ".join(f"NULL AS {part[4:]}" if part[4:] in PAYLOADS else part for part in _SELECTED.split(", "))
+SELECT_FROM_MOVED_BARE = f"SELECT {_BARE} FROM moved run {_RULE}"  # noqa: S608
 SELECT = f"SELECT {_SELECTED} FROM workflow_runs run {_RULE}"  # noqa: S608
 
 
