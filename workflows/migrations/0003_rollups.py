@@ -4,49 +4,65 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('workflows', '0002_storage'),
+        ("workflows", "0002_storage"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='RunRollup',
+            name="RunRollup",
             fields=[
-                ('status', models.CharField(max_length=24, primary_key=True, serialize=False)),
-                ('runs', models.BigIntegerField()),
-                ('dispatched', models.BigIntegerField()),
-                ('claims', models.BigIntegerField()),
-                ('claim_seconds', models.DecimalField(decimal_places=6, max_digits=24)),
+                ("status", models.CharField(max_length=24, primary_key=True, serialize=False)),
+                ("runs", models.BigIntegerField()),
+                ("dispatched", models.BigIntegerField()),
+                ("claims", models.BigIntegerField()),
+                ("claim_seconds", models.DecimalField(decimal_places=6, max_digits=24)),
             ],
             options={
-                'verbose_name': 'rollup',
-                'db_table': 'run_rollups',
+                "verbose_name": "rollup",
+                "db_table": "run_rollups",
             },
         ),
         migrations.AddField(
-            model_name='workflowrun',
-            name='counted',
+            model_name="workflowrun",
+            name="counted",
             field=models.BooleanField(db_default=False, default=False, editable=False),
         ),
         migrations.AddIndex(
-            model_name='workflowrun',
-            index=models.Index(condition=models.Q(('dispatched_at__isnull', False), ('status', 'queued')), fields=['id'], name='run_requeued'),
+            model_name="workflowrun",
+            index=models.Index(
+                condition=models.Q(("dispatched_at__isnull", False), ("status", "queued")),
+                fields=["id"],
+                name="run_requeued",
+            ),
         ),
         migrations.AddIndex(
-            model_name='workflowrun',
-            index=models.Index(condition=models.Q(('counted', False), ('finished_at__isnull', False)), fields=['finished_at'], name='run_uncounted'),
+            model_name="workflowrun",
+            index=models.Index(
+                condition=models.Q(("counted", False), ("finished_at__isnull", False)),
+                fields=["finished_at"],
+                name="run_uncounted",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='workflowrun',
-            constraint=models.CheckConstraint(condition=models.Q(('counted', False), ('finished_at__isnull', False), _connector='OR'), name='run_counted_when_final'),
+            model_name="workflowrun",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("counted", False), ("finished_at__isnull", False), _connector="OR"),
+                name="run_counted_when_final",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='runrollup',
-            constraint=models.CheckConstraint(condition=models.Q(('status__in', ('completed', 'failed', 'timed_out', 'cancelled'))), name='rollup_status_final'),
+            model_name="runrollup",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("status__in", ("completed", "failed", "timed_out", "cancelled"))),
+                name="rollup_status_final",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='runrollup',
-            constraint=models.CheckConstraint(condition=models.Q(('claims__gte', 0), ('dispatched__gte', 0), ('runs__gte', 0)), name='rollup_counts_range'),
+            model_name="runrollup",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("claims__gte", 0), ("dispatched__gte", 0), ("runs__gte", 0)),
+                name="rollup_counts_range",
+            ),
         ),
     ]
