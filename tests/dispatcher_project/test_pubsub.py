@@ -221,3 +221,18 @@ def test_foreign_notifications_wake_and_mean_everything(listener, stop):
         cursor.execute("SELECT pg_notify(%s, 'hello')", [CHANNEL])
         cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, json.dumps(["type:a"])])
     assert heard(listener, stop) == {EVERYTHING, "type:a"}
+
+
+def test_moves_of_runs_have_a_channel_of_their_own_and_many_of_them_still_name_each():
+    runs = {f"run:{n}" for n in range(250)}
+    sent = pubsub.envelopes({"type:a", "pending:a1", *runs})
+    assert [channel for channel, _ in sent] == [CHANNEL, *[pubsub.RUNS_CHANNEL] * 3]
+    assert decode(sent[0][1]) == {"type:a"}
+    assert set().union(*(decode(payload) for _, payload in sent[1:])) == {"pending:a1", *runs}
+    assert pubsub.envelopes({"run:1"}) == [(pubsub.RUNS_CHANNEL, '["run:1"]')]
+
+
+@database
+def test_dispatchers_do_not_hear_of_moves(listener, stop):
+    ring("run:1", "pending:a1")
+    assert listener.wait(0.3, stop.fd) == set()

@@ -72,9 +72,12 @@ detail = described(
     parameters=[
         WAIT,
         OpenApiParameter(
-            "If-None-Match", location=OpenApiParameter.HEADER, description="with `wait`: the ETag that is known"
+            "If-None-Match",
+            location=OpenApiParameter.HEADER,
+            description="the ETag that is known; with `wait`: no wait where the run has moved since",
         ),
     ],
+    also={304: OpenApiResponse(description="It is as `If-None-Match` has it")},
 )
 explain = described()
 stats = described()

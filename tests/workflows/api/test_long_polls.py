@@ -29,6 +29,7 @@ from workflows.models import RunLease, WorkflowRun
 pytestmark = pytest.mark.django_db(transaction=True)
 
 SOON = 2.0  # seconds; lost rings are made up for after three at the earliest
+WEB_THREADS = 8
 ROLES = {"a1": "specialist", "a2": "specialist", "main": "orchestrator", "ops": "operator"}
 
 
@@ -96,7 +97,7 @@ def promises_hold(transactional_db):
 
 @pytest.fixture
 def server(promises_hold) -> Iterator[Server]:
-    with running("serve", "--port", "0", WEB_THREADS="8") as process:
+    with running("serve", "--port", "0", WEB_THREADS=str(WEB_THREADS)) as process:
         yield Server(process)
 
 
@@ -197,6 +198,21 @@ class TestWakingUp:
         lifecycle.cancel(run.pk, actor=OPERATOR)
         assert answered(call)[1]["status"] == "cancelled"
 
+    def test_a_detail_that_stays_as_it_was_known_is_304_at_the_end(self, server):
+        path = f"/{make_run('running', workflow_type='t1').pk}?wait=0.5"
+        known = server.call(path).headers["ETag"]
+        began = time.monotonic()
+        assert server.call(path, **{"If-None-Match": known}).status_code == 304
+        assert time.monotonic() - began >= 0.5
+
+    def test_from_the_create_call_to_the_session_that_waits(self, server, background):
+        with running("run_dispatcher"):
+            call = background.submit(server.call, "/claim-next", {"session_id": "s1", "wait": 30})
+            server.settle()
+            made = server.call("", {"workflow_type": "t1"}, agent="ops").json()
+            status, body = answered(call, 20)  # the dispatcher may still be starting
+            assert (status, body["id"]) == (200, made["id"])
+
     def test_a_lost_ring_is_made_up_for(self, server, background):
         pending = background.submit(server.call, "/pending?wait=30")
         detail_of = make_run("queued", workflow_type="t1")
@@ -214,7 +230,7 @@ class TestWhatWaitingCosts:
     def test_two_hundred_waiters_hold_neither_threads_nor_connections(self, server, background):
         server.call("/pending")
         list(background.map(lambda _: server.call("/pending?wait=0"), range(40)))  # every thread is there
-        threads, backends = server.threads(), len(server_backends())
+        threads = server.threads()
         with contextlib.ExitStack() as opened:
             for n in range(200):
                 path = "/pending?wait=30" if n % 2 else "/claim-next"
@@ -222,7 +238,7 @@ class TestWhatWaitingCosts:
                 opened.enter_context(server.raw(path, body, agent="a2"))
             server.settle()
             assert server.threads() <= threads + 3
-            assert len(server_backends()) <= backends + 2
+            assert len(server_backends()) <= WEB_THREADS + 2  # the pool at its largest, and the listener
             began = time.monotonic()
             for _ in range(50):
                 assert server.call("/pending").status_code == 200
