@@ -67,5 +67,6 @@ class RoutingRuleAdmin(StaffAdmin):
         if not Agent.objects.filter(pk=obj.agent_id).exists():
             messages.warning(
                 request,
-                f"No agent {obj.agent_id!r} is known. The rule is saved; its runs go out when that agent polls.",
+                f"No agent {obj.agent_id!r} is known. The rule is saved; its runs are handed out all the same, "
+                "and fail if nobody claims them for it.",
             )

@@ -21,6 +21,9 @@ OWN_TABLES = {
     "workflow_run_events": {"run_id", "seq"},
     "dispatch_slots": {"key"},
     "process_instances": {"kind", "last_seen_at"},
+    "workflow_run_steps": {"run_id", "step_name"},
+    "workflow_artifacts": {"run_id", "uri"},
+    "run_rollups": {"status"},
 }
 
 

@@ -73,15 +73,15 @@ def edit(model: type[Edited], pk: str, values: Mapping[str, Any], *, expected: s
 def upsert(model: type[Edited], values: Mapping[str, Any], *, expected: set[int] | None) -> Edited:
     """The row of this primary key with these values; others keep theirs, or have their defaults where it is new."""
     pk = values[model._meta.pk.name]
-    if expected is None:
-        try:
-            return create(model, values)
-        except AlreadyExists:
-            pass
     try:
         return edit(model, pk, values, expected=expected)
     except NotFound:
-        raise PreconditionFailed from None
+        if expected is not None:
+            raise PreconditionFailed from None
+    try:
+        return create(model, values)
+    except AlreadyExists:  # since we looked
+        return edit(model, pk, values, expected=None)
 
 
 @transaction.atomic

@@ -7,7 +7,7 @@ from typing import Any
 from django.db import DatabaseError, connection
 from django.db.migrations.executor import MigrationExecutor
 from django.http import HttpRequest, HttpResponse
-from django.views.decorators.http import require_safe
+from django.views.decorators.csrf import csrf_exempt
 
 from dispatcher_project import api_errors, clock
 from workflows.api import stats
@@ -16,23 +16,36 @@ from workflows.models import ProcessInstance
 from workflows.models.process import ProcessKind
 
 Check = dict[str, Any]
+SAFE = ("GET", "HEAD")
 
 _migrated = False  # what is applied stays applied: asked until the answer is yes
 
 
+@csrf_exempt
 def live(request: HttpRequest) -> HttpResponse:
     """The process answers. `asgi.py` says the same without a thread."""
-    return HttpResponse(dumps({"status": "ok"}), content_type="application/json")
+    return _refused(request) or HttpResponse(dumps({"status": "ok"}), content_type="application/json")
 
 
-@require_safe
+@csrf_exempt
 def ready(request: HttpRequest) -> HttpResponse:
     """200 or 503, each with `checks`: database reachable, migrations applied, a dispatcher heard from."""
+    if refused := _refused(request):
+        return refused
     checks = _checks()
     if all(check["ok"] for check in checks.values()):
         return HttpResponse(dumps({"status": "ok", "checks": checks}), content_type="application/json")
     wrong = "; ".join(f"{name}: {check['detail']}" for name, check in checks.items() if not check["ok"])
     return api_errors.respond(503, code="not_ready", detail=wrong, checks=checks)
+
+
+def _refused(request: HttpRequest) -> HttpResponse | None:
+    """The answer to a method that only looks."""
+    if request.method in SAFE:
+        return None
+    response = api_errors.respond(405, code="method_not_allowed", detail=f"Method {request.method} is not allowed.")
+    response.headers["Allow"] = ", ".join(SAFE)
+    return response
 
 
 def _checks() -> dict[str, Check]:

@@ -32,7 +32,7 @@ class Routes(View):
     @described(body=shapes.Route)
     def upsert(self, request: Request) -> Response:
         """Makes the type's rule or edits it; what an edit leaves out keeps its value."""
-        values = shapes.Route.read(body_of(request))
+        values = _given(shapes.Route.read(body_of(request)))
         return _edited(edits.upsert(RoutingRule, values, expected=edits.expected_versions(request)))
 
     @described()
@@ -44,7 +44,9 @@ class Routes(View):
         workflow_type = name_of(workflow_type, "rule")
         values = shapes.Route.read({**body_of(request), "workflow_type": workflow_type}, partial=True)
         values.pop("workflow_type")
-        return _edited(edits.edit(RoutingRule, workflow_type, values, expected=edits.expected_versions(request)))
+        return _edited(
+            edits.edit(RoutingRule, workflow_type, _given(values), expected=edits.expected_versions(request))
+        )
 
     @described()
     def destroy(self, request: Request, workflow_type: str) -> Response:
@@ -52,6 +54,11 @@ class Routes(View):
         edits.delete(RoutingRule, workflow_type, expected=edits.expected_versions(request))
         ring(f"type:{workflow_type}")
         return Response({"deleted": True})
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    """A rule that is switched on again has no reason to be off any more."""
+    return {"inactive_reason": "", **values} if values.get("active") is True else values
 
 
 def _edited(rule: RoutingRule) -> Response:
@@ -71,4 +78,5 @@ def _shown(rules: list[RoutingRule]) -> list[dict[str, Any]]:
 def _warnings(rule: RoutingRule, known: set[str]) -> list[dict[str, str]]:
     if rule.agent_id in known:
         return []
-    return [{"code": "unknown_agent", "detail": f"There is no agent {rule.agent_id!r} yet: its runs will wait for it."}]
+    detail = f"There is no agent {rule.agent_id!r}: its runs are handed out, and fail if nobody claims them for it."
+    return [{"code": "unknown_agent", "detail": detail}]

@@ -107,6 +107,20 @@ class TestIfMatch:
         problem(ops.call("PUT", PATH, RULE, If_Match=tag), 412, "precondition_failed")
 
 
+class TestSwitching:
+    def test_a_rule_that_is_switched_on_again_loses_its_reason(self, ops):
+        for call, path in (("PUT", PATH), ("PATCH", f"{PATH}/new")):
+            off = ops.call("PUT", PATH, {**RULE, "active": False, "inactive_reason": "broken"})
+            assert off.json()["inactive_reason"] == "broken"
+            on = ops.call(call, path, {**RULE, "active": True})
+            assert (on.status_code, on.json()["active"], on.json()["inactive_reason"]) == (200, True, "")
+
+    def test_the_reason_of_an_inactive_rule_can_be_put_alone(self, ops):
+        ops.call("PUT", PATH, {**RULE, "active": False, "inactive_reason": "broken"})
+        answer = ops.call("PUT", PATH, {**RULE, "inactive_reason": "still broken"})
+        assert (answer.status_code, answer.json()["inactive_reason"]) == (200, "still broken")
+
+
 class TestWhoMayEdit:
     @pytest.mark.parametrize("agent_id", ["a1", "main"])
     def test_operators_only(self, agent_id, route):

@@ -135,3 +135,12 @@ class TestReady:
 
     def test_live_needs_nothing(self, client):
         assert client.get("/health/live").json() == {"status": "ok"}  # without the db fixture: no statement
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("path", ["/health/live", "/health/ready"])
+@pytest.mark.parametrize("method", ["post", "put", "delete", "options"])
+def test_health_is_only_looked_at(client, path, method):
+    answer = getattr(client, method)(path)
+    assert (answer.status_code, answer["Allow"]) == (405, "GET, HEAD")
+    assert answer["Content-Type"] == "application/problem+json"
