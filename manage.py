@@ -23,12 +23,24 @@ def main() -> None:
         use_venv()
     sys.path.insert(0, str(ROOT))
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dispatcher_project.settings")
-    from django.core.management import execute_from_command_line
-
     if os.environ.get("DATABASE_URL") or not needs_database(sys.argv[1:]):
-        execute_from_command_line(sys.argv)
+        execute(sys.argv)
     else:
         with_embedded_database(sys.argv)
+
+
+def execute(argv: list[str]) -> None:
+    """The command. What a person has to put right ends it in a sentence, not in a traceback."""
+    from django.core.exceptions import ImproperlyConfigured
+    from django.core.management import execute_from_command_line
+    from django.db import OperationalError
+
+    try:
+        execute_from_command_line(argv)
+    except ImproperlyConfigured as error:
+        sys.exit(f"Wrong settings: {error}")
+    except OperationalError as error:
+        sys.exit(f"The database can't be used: {' '.join(str(error).split())}")
 
 
 def use_venv() -> NoReturn:
@@ -44,8 +56,6 @@ def needs_database(arguments: list[str]) -> bool:
 
 
 def with_embedded_database(argv: list[str]) -> None:
-    from django.core.management import execute_from_command_line
-
     from dispatcher_project import embedded_postgres
 
     embedded_postgres.forget_libpq_environment()
@@ -56,7 +66,7 @@ def with_embedded_database(argv: list[str]) -> None:
     except embedded_postgres.EmbeddedPostgresError as error:
         sys.exit(str(error))
     try:
-        execute_from_command_line(argv)
+        execute(argv)
     except KeyboardInterrupt:
         sys.exit(130)
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+import zoneinfo
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -18,7 +19,6 @@ from django.core.exceptions import ImproperlyConfigured
 from dispatcher_project import conf, embedded_postgres, secret_key
 
 BASE_DIR = Path(__file__).resolve().parent.parent
-env = environ.Env()
 
 
 def flag(name: str, *, default: bool = False) -> bool:
@@ -45,9 +45,10 @@ EMBEDDED_DATABASE = not os.environ.get("DATABASE_URL")
 
 # `manage.py serve` and its worker processes: the only ones whose threads share a pool of connections.
 WEB_PROCESS = sys.argv[1:2] == ["serve"] or os.environ.get("DISPATCHER_PROCESS") == "web"
-WEB_THREADS = env.int("WEB_THREADS", default=16)
-if not 1 <= WEB_THREADS <= 200:
-    raise ImproperlyConfigured("WEB_THREADS must lie between 1 and 200.")
+_threads = os.environ.get("WEB_THREADS") or "16"
+if not (_threads.isascii() and _threads.isdigit() and 1 <= int(_threads) <= 200):
+    raise ImproperlyConfigured(f"WEB_THREADS must be a whole number from 1 to 200, not {_threads!r}.")
+WEB_THREADS = int(_threads)
 
 # --- Database -------------------------------------------------------------------------------------------------------
 
@@ -109,6 +110,8 @@ if not SECRET_KEY:
 ALLOWED_HOSTS = names("ALLOWED_HOSTS", default=["127.0.0.1", "localhost", "[::1]"])
 CSRF_TRUSTED_ORIGINS = names("CSRF_TRUSTED_ORIGINS", default=[])
 TIME_ZONE = os.environ.get("TIME_ZONE") or "UTC"
+if TIME_ZONE not in zoneinfo.available_timezones():
+    raise ImproperlyConfigured(f"TIME_ZONE must be the name of a zone, like Europe/Berlin, not {TIME_ZONE!r}.")
 USE_TZ = True
 USE_I18N = False
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
@@ -181,6 +184,7 @@ if BEHIND_TLS_PROXY:
 
 API_ANONYMOUS_LOOPBACK = flag("API_ANONYMOUS_LOOPBACK")
 API_CAMEL_CASE_TWINS = flag("API_CAMEL_CASE_TWINS", default=True)
+METRICS_TOKEN = os.environ.get("METRICS_TOKEN", "")
 API_MAX_BODY_BYTES = 5 * 1024 * 1024
 DATA_UPLOAD_MAX_MEMORY_SIZE = API_MAX_BODY_BYTES
 

@@ -21,6 +21,7 @@ from django.db import connection, transaction
 from dispatcher_project.daemon import database_is_lost
 from dispatcher_project.pubsub import EVERYTHING
 from governance.actors import DISPATCHER
+from routing.models import RoutingRule
 from workflows import lifecycle
 from workflows.admission import Facts, Pair, Verdict
 from workflows.models import DispatchSlot, WorkflowRun
@@ -114,12 +115,12 @@ def dispatch(this: Pass) -> Outcome:
 
 def admissible(keys: frozenset[str] | None) -> list[Group]:
     """The groups that may start something, as far as `keys` name them; without a lock, so only to be tried."""
-    heads = ready_heads(keys)
+    heads = _named(ready_heads(keys), keys)
     facts = Facts([head.pair for head in heads])
     found: dict[tuple[str, str], list[tuple[Head, Verdict]]] = {}
     for head in heads:
         verdict = facts.verdict(head.pair)
-        if verdict.target and not verdict.reasons and _is_named(head.workflow_type, verdict.target, keys):
+        if verdict.target and not verdict.reasons:
             found.setdefault((head.workflow_type, verdict.target), []).append((head, verdict))
     groups = [
         Group(
@@ -202,5 +203,15 @@ def _max_attempts(facts: Facts, workflow_type: str) -> int:
     return (rule and rule.max_attempts) or int(settings.DISPATCHER_MAX_DISPATCH_RETRIES)
 
 
-def _is_named(workflow_type: str, target: str, keys: frozenset[str] | None) -> bool:
-    return keys is None or not keys.isdisjoint((EVERYTHING, f"type:{workflow_type}", f"agent:{target}"))
+def _named(heads: list[Head], keys: frozenset[str] | None) -> list[Head]:
+    """Those that rang: by their type, or by the agent that they are for. The rest needs no facts."""
+    if keys is None or EVERYTHING in keys:
+        return heads
+    agents = {key.removeprefix("agent:") for key in keys if key.startswith("agent:")}
+    routed = RoutingRule.objects.filter(agent_id__in=agents).values_list("workflow_type", flat=True) if agents else ()
+    types = {*routed}
+    return [
+        head
+        for head in heads
+        if f"type:{head.workflow_type}" in keys or (head.owner in agents if head.owner else head.workflow_type in types)
+    ]
