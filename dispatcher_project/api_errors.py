@@ -128,7 +128,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _for_programs(request: HttpRequest) -> bool:
-    return request.path.startswith(("/api", "/health"))
+    return request.path.startswith(("/api", "/health", "/metrics"))
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponseBase:

@@ -7,6 +7,7 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 
 from workflows.api import health
+from workflows.api.metrics import metrics
 
 urlpatterns = [
     path("", RedirectView.as_view(url="/admin/"), name="home"),
@@ -14,6 +15,7 @@ urlpatterns = [
     path("api/", include("workflows.api.urls")),
     path("health/live", health.live, name="live"),
     path("health/ready", health.ready, name="ready"),
+    path("metrics", metrics, name="metrics"),
 ]
 
 handler400 = "dispatcher_project.api_errors.bad_request"

@@ -24,14 +24,14 @@ _migrated = False  # what is applied stays applied: asked until the answer is ye
 @csrf_exempt
 def live(request: HttpRequest) -> HttpResponse:
     """The process answers. `asgi.py` says the same without a thread."""
-    return _refused(request) or HttpResponse(dumps({"status": "ok"}), content_type="application/json")
+    return refused(request) or HttpResponse(dumps({"status": "ok"}), content_type="application/json")
 
 
 @csrf_exempt
 def ready(request: HttpRequest) -> HttpResponse:
     """200 or 503, each with `checks`: database reachable, migrations applied, a dispatcher heard from."""
-    if refused := _refused(request):
-        return refused
+    if no := refused(request):
+        return no
     checks = _checks()
     if all(check["ok"] for check in checks.values()):
         return HttpResponse(dumps({"status": "ok", "checks": checks}), content_type="application/json")
@@ -39,7 +39,7 @@ def ready(request: HttpRequest) -> HttpResponse:
     return api_errors.respond(503, code="not_ready", detail=wrong, checks=checks)
 
 
-def _refused(request: HttpRequest) -> HttpResponse | None:
+def refused(request: HttpRequest) -> HttpResponse | None:
     """The answer to a method that only looks."""
     if request.method in SAFE:
         return None
