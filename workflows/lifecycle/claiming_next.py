@@ -19,12 +19,14 @@ _MINE = """(%(own)s::text IS NULL OR {run}.{agent} = %(own)s)
     AND (%(agent_id)s::text IS NULL OR {run}.{agent} = %(agent_id)s)
     AND (%(types)s::text[] IS NULL OR {run}.workflow_type = ANY(%(types)s))"""
 
-# A reply that got lost loses nothing: what the session has claimed, and hasn't made a call on yet, comes first.
+# A reply that got lost loses nothing: what the session has claimed, and hasn't made a call on yet, comes first; in the
+# same order, which the times of the claims don't tell.
 UNHEARD = f"""run.claim_session_id = %(session_id)s AND run.status = 'claimed' AND run.last_heartbeat_at IS NULL
     AND run.claimed_at > COALESCE(%(now)s::timestamptz, clock_timestamp())
         - %(stale_claim_ms)s * interval '1 millisecond'
     AND {_MINE.format(run="run", agent="claimed_by")}
-ORDER BY run.claimed_at, run.id LIMIT %(limit)s"""
+ORDER BY COALESCE(rule.priority, 0) DESC, run.priority DESC, run.dispatched_at, run.created_at, run.id
+LIMIT %(limit)s"""
 
 CLAIM_NEXT = statement(
     "claim",
