@@ -209,6 +209,7 @@ SPECTACULAR_SETTINGS = {
     "DESCRIPTION": "Runs of work for fleets of AI agents: queued, dispatched, claimed, kept alive, completed.",
     "VERSION": "1",
     "SERVE_INCLUDE_SCHEMA": False,
+    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "workflows.api.openapi.complete"],
     "SERVE_AUTHENTICATION": [],
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",

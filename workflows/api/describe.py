@@ -16,7 +16,6 @@ from workflows.api.filters import FILTERS
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
-PROBLEM = OpenApiResponse(OpenApiTypes.OBJECT, description="application/problem+json with a stable `code`")
 RUN = OpenApiResponse(OpenApiTypes.OBJECT, description="The run")
 
 
@@ -42,8 +41,8 @@ def described(
     also: dict[int, Any] | None = None,
     **more: Any,
 ) -> Callable[[Method], Method]:
-    responses = {status: answer, 400: PROBLEM, 401: PROBLEM, 403: PROBLEM, 404: PROBLEM, 409: PROBLEM}
-    return extend_schema(request=body, responses=responses | (also or {}), **more)
+    """`openapi.py` adds the answer's schema and what may be refused."""
+    return extend_schema(request=body, responses={status: answer} | (also or {}), **more)
 
 
 def verb(body: type[shapes.Shape]) -> Callable[[Method], Method]:
@@ -55,6 +54,7 @@ create = described(
     body=shapes.Create,
     answer=RUN,
     status=201,
+    also={200: OpenApiResponse(OpenApiTypes.OBJECT, description="The run that this Idempotency-Key made before")},
     parameters=[OpenApiParameter("Idempotency-Key", location=OpenApiParameter.HEADER, description="1-200 characters")],
 )
 list_ = described(
@@ -84,9 +84,10 @@ stats = described()
 session_heartbeat = described(body=None)
 artifacts = described(parameters=[*PAGE])
 add_artifact = described(body=shapes.Artifact, status=201)
-edit = described(
-    body=shapes.Edit, answer=RUN, parameters=[OpenApiParameter("If-Match", location=OpenApiParameter.HEADER)]
+IF_MATCH = OpenApiParameter(
+    "If-Match", location=OpenApiParameter.HEADER, description="the ETag of the version that is meant"
 )
+edit = described(body=shapes.Edit, answer=RUN, parameters=[IF_MATCH])
 active = described(parameters=[*PAGE])
 stuck = described(parameters=[LIMIT])
 bulk = described(body=shapes.Bulk)

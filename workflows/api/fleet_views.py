@@ -12,7 +12,7 @@ from dispatcher_project.errors import Invalid
 from dispatcher_project.pubsub import ring
 from governance.models import Agent, Department
 from workflows.api import edits, pages, query, shapes
-from workflows.api.describe import PAGE, described
+from workflows.api.describe import IF_MATCH, PAGE, described
 from workflows.api.permissions import OperatorsWrite
 from workflows.api.view import View, body_of, name_of
 
@@ -41,7 +41,7 @@ class Agents(View):
     def retrieve(self, request: Request, agent_id: str) -> Response:
         return _answer(edits.get(Agent, name_of(agent_id, "agent")))
 
-    @described(body=shapes.Agent)
+    @described(body=shapes.Agent, parameters=[IF_MATCH])
     def partial_update(self, request: Request, agent_id: str) -> Response:
         """`active` false with a `reason` pauses it: nothing is handed to it, what it runs may finish."""
         agent_id = name_of(agent_id, "agent")
@@ -54,7 +54,7 @@ class Departments(View):
     permission_classes = [OperatorsWrite]
     parameters: ClassVar = {"list": ("limit", "cursor")}
 
-    @described(parameters=[*PAGE])
+    @described(operation_id="departments_list", parameters=[*PAGE])
     def list(self, request: Request) -> Response:
         return Response(_page(self, request, Department.objects.all(), "department_id", "departments", _department))
 
@@ -67,7 +67,7 @@ class Departments(View):
     def retrieve(self, request: Request, department_id: str) -> Response:
         return _department_answer(edits.get(Department, name_of(department_id, "department")))
 
-    @described(body=shapes.Department)
+    @described(body=shapes.Department, parameters=[IF_MATCH])
     def partial_update(self, request: Request, department_id: str) -> Response:
         department_id = name_of(department_id, "department")
         values = shapes.Department.read({**body_of(request), "department_id": department_id}, partial=True)

@@ -11,7 +11,7 @@ from dispatcher_project.pubsub import ring
 from governance.models import Agent
 from routing.models import RoutingRule
 from workflows.api import edits, shapes
-from workflows.api.describe import described
+from workflows.api.describe import IF_MATCH, described
 from workflows.api.permissions import OperatorsWrite
 from workflows.api.view import View, body_of, name_of
 
@@ -29,7 +29,7 @@ class Routes(View):
         """All of them, the strongest first."""
         return Response({"routes": _shown(list(RoutingRule.objects.order_by("-priority", "workflow_type")))})
 
-    @described(body=shapes.Route)
+    @described(body=shapes.Route, parameters=[IF_MATCH])
     def upsert(self, request: Request) -> Response:
         """Makes the type's rule or edits it; what an edit leaves out keeps its value."""
         values = _given(shapes.Route.read(body_of(request)))
@@ -39,7 +39,7 @@ class Routes(View):
     def retrieve(self, request: Request, workflow_type: str) -> Response:
         return _answer(edits.get(RoutingRule, name_of(workflow_type, "rule")))
 
-    @described(body=shapes.Route)
+    @described(body=shapes.Route, parameters=[IF_MATCH])
     def partial_update(self, request: Request, workflow_type: str) -> Response:
         workflow_type = name_of(workflow_type, "rule")
         values = shapes.Route.read({**body_of(request), "workflow_type": workflow_type}, partial=True)
@@ -48,7 +48,7 @@ class Routes(View):
             edits.edit(RoutingRule, workflow_type, _given(values), expected=edits.expected_versions(request))
         )
 
-    @described()
+    @described(parameters=[IF_MATCH])
     def destroy(self, request: Request, workflow_type: str) -> Response:
         workflow_type = name_of(workflow_type, "rule")
         edits.delete(RoutingRule, workflow_type, expected=edits.expected_versions(request))
