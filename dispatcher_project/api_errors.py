@@ -94,7 +94,9 @@ def _framework(error: exceptions.APIException) -> Response:
         text = "; ".join(f"{e['field']}: {e['message']}" if e["field"] else e["message"] for e in facts["errors"])
     else:
         text = str(detail)
-        code = getattr(detail, "code", code)
+        code = "forbidden" if isinstance(error, exceptions.PermissionDenied) else getattr(detail, "code", code)
+        if errors := getattr(error, "errors", None):
+            facts["errors"] = errors
     if isinstance(error, exceptions.NotAuthenticated | exceptions.AuthenticationFailed):
         headers["WWW-Authenticate"] = getattr(error, "auth_header", "Bearer")
     if (wait := getattr(error, "wait", None)) is not None:  # Throttled

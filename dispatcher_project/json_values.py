@@ -16,7 +16,11 @@ MAX_DIGITS = 10_000  # PostgreSQL stores 16383 places after the point
 
 
 class BadJSON(ValueError):
-    """The text is no JSON that we take; the message says why."""
+    """The text is no JSON that we take; the message says why, `field` the path of the value where one is at fault."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        self.field, self.message = field, message
+        super().__init__(f"{field}: {message}" if field else message)
 
 
 def loads(text: str | bytes) -> Any:
@@ -66,11 +70,11 @@ Place = tuple[Any, Any] | None
 
 def _check_text(place: Place, text: str) -> None:
     if "\x00" in text:
-        raise BadJSON(f"{_shown(place)}: text must not contain the NUL character.")
+        raise BadJSON("text must not contain the NUL character.", field=_shown(place))
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise BadJSON(f"{_shown(place)}: text must not contain half a surrogate pair.") from None
+        raise BadJSON("text must not contain half a surrogate pair.", field=_shown(place)) from None
 
 
 def _shown(place: Place) -> str:

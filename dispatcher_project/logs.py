@@ -47,5 +47,7 @@ def configure(options: dict[str, Any]) -> None:
     root.handlers = [handler]
     root.setLevel(options["level"])
     logging.getLogger("django.request").setLevel(logging.ERROR)  # a 404 is the client's news, not ours
-    for chatty in ("httpx", "asyncio", "psycopg.pool"):
+    logging.getLogger("django.security.DisallowedHost").setLevel(logging.CRITICAL)  # anybody can send any Host
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # who asked for the connection says that there is none
+    for chatty in ("httpx", "asyncio"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

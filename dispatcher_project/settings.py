@@ -17,6 +17,7 @@ import environ
 from django.core.exceptions import ImproperlyConfigured
 
 from dispatcher_project import conf, embedded_postgres, secret_key
+from dispatcher_project.supervisor import YES
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
@@ -26,7 +27,7 @@ def flag(name: str, *, default: bool = False) -> bool:
     raw = os.environ.get(name, "").strip().lower()
     if raw == "":
         return default
-    if raw in {"1", "true", "yes", "on"}:
+    if raw in YES:
         return True
     if raw in {"0", "false", "no", "off"}:
         return False

@@ -33,6 +33,7 @@ DATABASE_CHECK_SECONDS = 5.0
 COLOURS = {"web": 36, "dispatcher": 32, "monitor": 35, "demo": 33}
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - and where we reach ourselves then
 DEFAULT_PORT = 3876
+YES = frozenset({"1", "true", "yes", "on"})  # how a variable says it, here and in the settings
 TOKENS = "tokens.env"  # export lines, written by `manage.py prepare`, 0600
 
 
@@ -55,8 +56,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if not 1 <= options.port <= 65535:
         parser.error("--port must lie between 1 and 65535")
+    options.anonymous_loopback |= os.environ.get("API_ANONYMOUS_LOOPBACK", "").strip().lower() in YES
     if options.anonymous_loopback and not is_loopback(options.host):
-        parser.error(f"--anonymous-loopback needs a loopback --host, and {options.host} is none")
+        parser.error(f"anonymous loopback (flag or variable) needs a loopback --host, and {options.host} is none")
     options.data = Path(options.data or os.environ.get("DISPATCHER_DATA_DIR") or ROOT / ".data").absolute()
     return options
 

@@ -119,6 +119,8 @@ class Facts:
         held = self._held_by_type.get(workflow_type, 0)
         if held < rule.max_concurrent:
             return rule.max_concurrent - held, []
+        if rule.max_concurrent == 0:
+            return 0, [Reason("type_full", f"The rule for {workflow_type!r} allows none.", {"held": held, "limit": 0})]
         detail = f"{held} of {rule.max_concurrent} slots of type {workflow_type!r} are taken."
         return 0, [Reason("type_full", detail, {"held": held, "limit": rule.max_concurrent})]
 

@@ -313,3 +313,14 @@ def test_hosts_that_are_no_loopback_refuse_anonymous_callers(host: str, capsys: 
     with pytest.raises(SystemExit):
         supervisor.parse(["--anonymous-loopback", "--host", host])
     assert "needs a loopback --host" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["1", "true", " On "])
+def test_the_variable_for_anonymous_callers_is_refused_there_like_the_flag(
+    value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("API_ANONYMOUS_LOOPBACK", value)
+    assert supervisor.parse([]).anonymous_loopback
+    with pytest.raises(SystemExit):
+        supervisor.parse(["--host", "0.0.0.0"])
+    assert "needs a loopback --host" in capsys.readouterr().err

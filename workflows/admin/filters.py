@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,8 +23,9 @@ class OfferingFilter(admin.SimpleListFilter):
 
     parameter_name: str
 
+    @abstractmethod
     def known(self) -> Iterable[str]:
-        raise NotImplementedError
+        """The names to offer."""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         chosen = self.used_parameters.get(self.parameter_name)

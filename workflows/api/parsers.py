@@ -20,13 +20,21 @@ class TooLarge(APIException):
         super().__init__(f"The body is larger than {settings.API_MAX_BODY_BYTES // 1024 // 1024} MiB.")
 
 
+class BadBody(ParseError):
+    """`errors`: the field at fault, where it is one."""
+
+    def __init__(self, error: json_values.BadJSON) -> None:
+        super().__init__(str(error))
+        self.errors = [{"field": error.field, "message": error.message}] if error.field else []
+
+
 class StrictJSONParser(BaseParser):
     media_type = "application/json"
 
     def parse(
         self, stream: IO[Any], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Errors: TooLarge, ParseError (no JSON, no object, NUL, NaN, half a surrogate pair, too deep)."""
+        """Errors: TooLarge, ParseError (no object), BadBody (no JSON, NUL, NaN, half a surrogate pair, too deep)."""
         text = stream.read(settings.API_MAX_BODY_BYTES + 1)
         if len(text) > settings.API_MAX_BODY_BYTES:
             raise TooLarge
@@ -35,7 +43,7 @@ class StrictJSONParser(BaseParser):
         try:
             body = json_values.loads(text)
         except json_values.BadJSON as error:
-            raise ParseError(str(error)) from None
+            raise BadBody(error) from None
         if not isinstance(body, dict):
             raise ParseError("The body must be a JSON object.")
         return body

@@ -136,7 +136,7 @@ class Runs(Steering):
         if error is None:
             row = lifecycle.complete(run_id_of(run_id), output_summary=output, body=extra, **lease)
         else:
-            row = lifecycle.fail(run_id_of(run_id), error=error, body={"output": output, **extra}, **lease)
+            row = lifecycle.fail(run_id_of(run_id), error=error, output_summary=output or None, body=extra, **lease)
         return Response(_ended(row, said["usage"]))
 
     @describe.verb(shapes.Fail)

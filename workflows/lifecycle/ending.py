@@ -47,6 +47,8 @@ _FAILED = {
     "last_error": "%(error)s",
     "last_error_at": "p.at",
     "gateway_session_active": "false",
+    "output_summary": """CASE WHEN p.again THEN r.output_summary
+        ELSE COALESCE(%(output_summary)s::jsonb, r.output_summary) END""",
     # At the end of the queue: a run that fails fast must not come back ahead of newer work each time.
     "queued_at": "CASE WHEN p.again THEN p.at ELSE r.queued_at END",
     "not_before": f"""CASE WHEN NOT p.again THEN r.not_before WHEN %(retry_after)s::int = 0 THEN NULL
@@ -91,26 +93,17 @@ def complete(
     session), LeaseLost, RunEnded, MoveNotAllowed.
     """
     output = output_summary or {}
-    found = addresses(output)
-
-    def end() -> Row:
-        return _end(
-            "complete",
-            run_id,
-            statements=(COMPLETE, COMPLETE_WITHOUT_SESSION),
-            actor=actor,
-            session_id=session_id,
-            lease_no=lease_no,
-            body={"output_summary": output, **(body or {})},
-            parameters={"output_summary": json_values.dumps(output), "reason": None, "now": now},
-        )
-
-    if not found:
-        return end()
-    with transaction.atomic():
-        row = end()
-        collect_artifacts(row, found, actor=actor)
-    return row
+    return _end_with_output(
+        "complete",
+        run_id,
+        output,
+        statements=(COMPLETE, COMPLETE_WITHOUT_SESSION),
+        actor=actor,
+        session_id=session_id,
+        lease_no=lease_no,
+        body={"output_summary": output, **(body or {})},
+        parameters={"reason": None, "now": now},
+    )
 
 
 def fail(
@@ -122,21 +115,26 @@ def fail(
     lease_no: int | None = None,
     retryable: bool = False,
     retry_after_seconds: int | None = None,
+    output_summary: dict[str, Any] | None = None,
     body: Mapping[str, Any] | None = None,
     now: datetime | None = None,
 ) -> Row:
-    """-> failed; -> queued with back-off where the agent says retryable and attempts are left. Errors: as complete."""
+    """-> failed; -> queued with back-off where the agent says retryable and attempts are left. Errors: as complete.
+
+    `output_summary`: what there is to show all the same, kept with a run that has failed for good.
+    """
     if retry_after_seconds is not None and not 0 <= retry_after_seconds <= MAX_RETRY_AFTER_SECONDS:
         raise Invalid(fields={"retry_after_seconds": f"must lie between 0 and {MAX_RETRY_AFTER_SECONDS}"})
     said = {"error": error, "retryable": retryable, "retry_after_seconds": retry_after_seconds}
-    return _end(
+    return _end_with_output(
         "fail",
         run_id,
+        output_summary,
         statements=(FAIL, FAIL_WITHOUT_SESSION),
         actor=actor,
         session_id=session_id,
         lease_no=lease_no,
-        body={**said, **(body or {})},
+        body={**said, "output_summary": output_summary, **(body or {})},
         parameters={
             "error": error,
             "reason": error,
@@ -168,6 +166,28 @@ def release(
         body={"reason": reason},
         parameters={"reason": reason, "now": now},
     )
+
+
+def _end_with_output(
+    verb: str,
+    run_id: uuid.UUID,
+    output: dict[str, Any] | None,
+    *,
+    actor: Actor,
+    parameters: dict[str, Any],
+    **call: Any,
+) -> Row:
+    """`_end`, and the addresses in the output as artifacts in the same transaction, where the run has ended."""
+    text = None if output is None else json_values.dumps(output)
+    parameters = {**parameters, "output_summary": text}
+    found = addresses(output)
+    if not found:
+        return _end(verb, run_id, actor=actor, parameters=parameters, **call)
+    with transaction.atomic():
+        row = _end(verb, run_id, actor=actor, parameters=parameters, **call)
+        if states.is_final(row["status"]):
+            collect_artifacts(row, found, actor=actor)
+    return row
 
 
 def _end(

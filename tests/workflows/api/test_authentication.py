@@ -64,7 +64,7 @@ class TestStaff:
         assert [run["id"] for run in client.get(f"/api/{LIST}").json()["runs"]] == [str(run.pk)]
         assert client.get(f"/api/{LIST}/pending").status_code == 200
         client.handler.enforce_csrf_checks = False
-        problem(client.post(f"/api/{LIST}/{run.pk}/cancel"), 403, "permission_denied")
+        problem(client.post(f"/api/{LIST}/{run.pk}/cancel"), 403, "forbidden")
         problem(client.post(f"/api/{LIST}", {}, content_type="application/json"), 403)
         problem(client.put("/api/workflow-routing", {}, content_type="application/json"), 403)
 

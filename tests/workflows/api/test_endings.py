@@ -55,6 +55,16 @@ class TestComplete:
             assert (shown["status"], shown["last_error"]) == ("failed", error)
         assert verbs_of(run) == ["create", "fail"]
 
+    def test_an_output_with_an_error_is_kept_with_the_failed_run(self, a1):
+        run = make_run("running")
+        output = {"error": "half done", "report_url": "https://example.com/report", "rows": 3}
+        body = {**S1, "output_summary": output}
+        shown = a1.run(run, "complete", body).json()
+        assert (shown["status"], shown["last_error"], shown["output_summary"]) == ("failed", "half done", output)
+        assert a1.run(run, "complete", body).json() == shown
+        detail = a1.get(f"workflow-runs/{run.pk}").json()
+        assert [artifact["uri"] for artifact in detail["artifacts"]] == ["https://example.com/report"]
+
     @pytest.mark.parametrize(
         "bad",
         [
@@ -183,7 +193,9 @@ class TestB034Nul:
     )
     def test_refused(self, verb, raw, path, a1):
         run = make_run("claimed")
-        assert problem(a1.run(run, verb, raw), 400)["detail"].startswith(f"{path}: ")
+        body = problem(a1.run(run, verb, raw), 400)
+        assert body["detail"].startswith(f"{path}: ")
+        assert [error["field"] for error in body["errors"]] == [path]
         assert a1.run(run, "heartbeat", S1).status_code == 200
         assert a1.run(run, "complete", {**S1, "output_summary": {"inv": "POZX"}}).status_code == 200
 

@@ -126,7 +126,7 @@ class TestWhoMayEdit:
     def test_operators_only(self, agent_id, route):
         api = Api(agent_id)
         assert api.get(PATH).status_code == 200
-        problem(api.call("PUT", PATH, RULE), 403, "permission_denied")
+        problem(api.call("PUT", PATH, RULE), 403, "forbidden")
         problem(api.call("PATCH", f"{PATH}/doc", {}), 403)
         problem(api.call("DELETE", f"{PATH}/doc"), 403)
         problem(api.post("agents", {"agent_id": "x"}), 403)
